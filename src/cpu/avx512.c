@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel table for x86-64 with AVX-512 F, BW, DQ and VL. */
+#include <immintrin.h>
+#include <stdint.h>
+
+#define NAME(x) x##_avx512
+enum { VW = 16 };
+typedef __m512 vf;
+
+/* 24 accumulators, 2 loads and a broadcast fill 27 of 32 registers. */
+enum { SCORE_VECTORS = 2, SCORE_KEYS = 12, SCORE_KEYS_NARROW = 12, MAX_ROWS = 192 };
+#define VALUE_ROWS 12
+#define VALUE_VECTORS 2
+#define TAIL8
+
+static inline vf v_load(const float *p) {
+  return _mm512_loadu_ps(p);
+}
+static inline void v_store(float *p, vf x) {
+  _mm512_storeu_ps(p, x);
+}
+static inline vf v_load8(const float *p) {
+  return _mm512_maskz_loadu_ps(0xff, p);
+}
+static inline void v_store8(float *p, vf x) {
+  _mm512_mask_storeu_ps(p, 0xff, x);
+}
+static inline vf v_set1(float x) {
+  return _mm512_set1_ps(x);
+}
+static inline vf v_zero(void) {
+  return _mm512_setzero_ps();
+}
+static inline vf v_add(vf a, vf b) {
+  return _mm512_add_ps(a, b);
+}
+static inline vf v_sub(vf a, vf b) {
+  return _mm512_sub_ps(a, b);
+}
+static inline vf v_mul(vf a, vf b) {
+  return _mm512_mul_ps(a, b);
+}
+static inline vf v_div(vf a, vf b) {
+  return _mm512_div_ps(a, b);
+}
+static inline vf v_fma(vf a, vf b, vf c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+static inline vf v_max(vf a, vf b) {
+  return _mm512_max_ps(a, b);
+}
+static inline vf v_min(vf a, vf b) {
+  return _mm512_min_ps(a, b);
+}
+static inline vf v_select_lt(vf a, vf b, vf x, vf y) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+static inline vf v_abs(vf x) {
+  return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x);
+}
+static inline vf v_or_sign(vf x, vf y) {
+  return _mm512_or_ps(x, _mm512_and_ps(_mm512_set1_ps(-0.0f), y));
+}
+static inline vf v_exponent(vf x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
+}
+static inline vf v_canonical(vf x) {
+  const vf nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000));
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x, nan);
+}
+static inline vf v_load_f16(const uint16_t *p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+static inline vf v_load8_f16(const uint16_t *p) {
+  return _mm512_cvtph_ps(_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+static inline vf v_load_bf16(const uint16_t *p) {
+  const __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)p);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+static inline vf v_load8_bf16(const uint16_t *p) {
+  const __m256i half = _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+#include "kernels_tmpl.h"
+
+const ta_kernels ta_kernels_avx512 = TABLE(TREEATTN_ISA_AVX512);

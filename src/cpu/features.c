@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which instruction sets this machine runs. */
+#include "kernels.h"
+
+#ifdef TREEATTN_TESTING
+#include <stdlib.h>
+#include <string.h>
+#endif
+
+#if defined(TA_HAVE_AVX2) || defined(TA_HAVE_AVX512)
+static bool cpu_has(treeattn_isa isa) {
+  __builtin_cpu_init();
+  if (isa == TREEATTN_ISA_AVX2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  }
+  if (isa == TREEATTN_ISA_AVX512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("f16c");
+  }
+  return false;
+}
+#endif
+
+/* Test builds only: TREEATTN_CPU names the strongest instruction set that may be seen. */
+static bool masked(treeattn_isa isa) {
+#ifdef TREEATTN_TESTING
+  const char *limit = getenv("TREEATTN_CPU");
+  if (limit != NULL) {
+    if (strcmp(limit, "scalar") == 0) {
+      return isa != TREEATTN_ISA_SCALAR;
+    }
+    if (strcmp(limit, "avx2") == 0) {
+      return isa == TREEATTN_ISA_AVX512;
+    }
+  }
+#endif
+  (void)isa;
+  return false;
+}
+
+const ta_kernels *ta_kernels_for(treeattn_isa isa) {
+  if (masked(isa)) {
+    return NULL;
+  }
+#ifdef TA_HAVE_AVX2
+  if (isa == TREEATTN_ISA_AVX2 && cpu_has(isa)) {
+    return &ta_kernels_avx2;
+  }
+#endif
+#ifdef TA_HAVE_AVX512
+  if (isa == TREEATTN_ISA_AVX512 && cpu_has(isa)) {
+    return &ta_kernels_avx512;
+  }
+#endif
+#ifdef TA_HAVE_NEON
+  if (isa == TREEATTN_ISA_NEON) {
+    return &ta_kernels_neon;
+  }
+#endif
+  return NULL;
+}
+
+const char *treeattn_isa_name(treeattn_isa isa) {
+  switch (isa) {
+    case TREEATTN_ISA_AUTO: return "auto";
+    case TREEATTN_ISA_SCALAR: return "scalar";
+    case TREEATTN_ISA_AVX2: return "avx2";
+    case TREEATTN_ISA_AVX512: return "avx512";
+    case TREEATTN_ISA_NEON: return "neon";
+  }
+  return "unknown";
+}
+
+int treeattn_isa_available(treeattn_isa isa) {
+  return isa == TREEATTN_ISA_AUTO || isa == TREEATTN_ISA_SCALAR || ta_kernels_for(isa) != NULL;
+}
+
+treeattn_isa treeattn_isa_detect(void) {
+  static const treeattn_isa strongest_first[] = {TREEATTN_ISA_AVX512, TREEATTN_ISA_AVX2, TREEATTN_ISA_NEON};
+  for (size_t n = 0; n < sizeof strongest_first / sizeof *strongest_first; ++n) {
+    if (ta_kernels_for(strongest_first[n]) != NULL) {
+      return strongest_first[n];
+    }
+  }
+  return TREEATTN_ISA_SCALAR;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an instruction set must bring: one const table of small kernels. Each kernel performs, for every output element, the same
+ * sequence of operations as the scalar reference; width and tiling decide only which elements are computed at once.
+ */
+#ifndef TA_CPU_KERNELS_H
+#define TA_CPU_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <treeattn/attention.h>
+
+#include "../common.h"
+
+/*
+ * Layouts, all f32:
+ *   qt      [head_dim][ld]        scaled queries, rows of the block side by side: lanes are rows
+ *   s       [position][ld]        scores, then weights
+ *   kbuf    [key][ldk]            converted keys
+ *   vbuf    [panel][key][panel_width]   converted values, zero beyond head_dim_v
+ *   out     [row][ldo]            weighted values, ldo = panels * panel_width
+ */
+typedef struct ta_kernels {
+  treeattn_isa isa;
+  int64_t row_vector;  /* rows are padded to a multiple of this */
+  int64_t panel_width; /* channels of a value panel */
+  int64_t max_rows;    /* rows of a block, when the head is small */
+
+  /* count elements of a 16- or 32-bit cache row into f32. */
+  void (*convert)(treeattn_dtype dtype, const void *source, int64_t count, float *target);
+  /* The same into panels: element d goes to target[(d / panel_width) * panel_stride + d % panel_width]. */
+  void (*convert_panels)(treeattn_dtype dtype, const void *source, int64_t count, float *target, int64_t panel_stride);
+
+  /* s[j][r] = chain over d of fma(qt[d][r], k[j][d], .) from zero, r < rows (a multiple of row_vector), j < keys. */
+  void (*scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys, int64_t head_dim, float *s,
+                 int64_t lds);
+  /* s = cap * tanh(s) */
+  void (*softcap)(float *s, int64_t lds, int64_t rows, int64_t keys, float cap);
+  /* max[r] = max(max[r], s[j][r]) */
+  void (*maximum)(const float *s, int64_t lds, int64_t rows, int64_t keys, float *max);
+  /* s = exp2(s - max[r]), and where sum is not NULL sum[r] += s, j ascending. */
+  void (*weights)(float *s, int64_t lds, int64_t rows, int64_t keys, const float *max, float *sum);
+  /* out[r][d] = chain over j of fma(s[j][r], v[j][d], .) on top of what out holds; r < rows, any number. */
+  void (*values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels, int64_t keys,
+                 float *out, int64_t ldo);
+  /* a = fma(b, weight_b, a * weight_a) */
+  void (*merge)(float *a, const float *b, int64_t count, float weight_a, float weight_b);
+  /* result = a / sum, NaN made canonical */
+  void (*finish)(const float *a, int64_t count, float sum, float *result);
+} ta_kernels;
+
+/* NULL where this machine cannot run them (or the build lacks them). */
+TA_HIDDEN const ta_kernels *ta_kernels_for(treeattn_isa isa);
+
+#ifdef TA_HAVE_AVX2
+extern TA_HIDDEN const ta_kernels ta_kernels_avx2;
+#endif
+#ifdef TA_HAVE_AVX512
+extern TA_HIDDEN const ta_kernels ta_kernels_avx512;
+#endif
+#ifdef TA_HAVE_NEON
+extern TA_HIDDEN const ta_kernels ta_kernels_neon;
+#endif
+
+#endif

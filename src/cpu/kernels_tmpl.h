@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The kernels of kernels.h, written once in verbs that each instruction set defines before including this file:
+ *
+ *   NAME(x)                     x with the suffix of the instruction set
+ *   vf, VW                      a vector of f32 and its number of lanes
+ *   v_load v_store v_set1 v_zero v_add v_sub v_mul v_div v_fma(a, b, c) = a * b + c
+ *   v_max v_min                 return the second operand when either is NaN
+ *   v_select_lt(a, b, x, y)     a < b ? x : y        v_abs   v_or_sign(x, y): |x| with the sign bits of y or-ed in
+ *   v_exponent(x)               the bits of x shifted left by 23, as f32
+ *   v_canonical(x)              x, with any NaN replaced by the one of ta_quiet_nan
+ *   v_load_f16 v_load_bf16      VW elements, converted
+ *   SCORE_VECTORS, SCORE_KEYS, SCORE_KEYS_NARROW, VALUE_ROWS, VALUE_VECTORS, MAX_ROWS       register tiles
+ *   TAIL8                       defined where VW is 16: v_load8 v_store8 v_load8_f16 v_load8_bf16 handle a last 8
+ *
+ * Loops over tile indices have constant bounds and are unrolled, so that the accumulators live in registers.
+ */
+#include <string.h>
+
+#include "../elementary.h"
+#include "kernels.h"
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define INLINE static inline __attribute__((always_inline))
+#elif defined(__GNUC__)
+#define UNROLL _Pragma("GCC unroll 32")
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define UNROLL
+#define INLINE static inline
+#endif
+
+enum { PANEL = VW * VALUE_VECTORS };
+
+/* ---- conversion ---- */
+
+INLINE vf load_as(const int dtype, const void *source, int64_t d) {
+  if (dtype == TREEATTN_F16) {
+    return v_load_f16((const uint16_t *)source + d);
+  }
+  if (dtype == TREEATTN_BF16) {
+    return v_load_bf16((const uint16_t *)source + d);
+  }
+  return v_load((const float *)source + d);
+}
+
+#ifdef TAIL8
+INLINE vf load8_as(const int dtype, const void *source, int64_t d) {
+  if (dtype == TREEATTN_F16) {
+    return v_load8_f16((const uint16_t *)source + d);
+  }
+  if (dtype == TREEATTN_BF16) {
+    return v_load8_bf16((const uint16_t *)source + d);
+  }
+  return v_load8((const float *)source + d);
+}
+#endif
+
+INLINE void convert_as(const int dtype, const void *source, int64_t count, float *target) {
+  int64_t d = 0;
+  for (; d + VW <= count; d += VW) {
+    v_store(target + d, load_as(dtype, source, d));
+  }
+#ifdef TAIL8
+  if (d < count) {
+    v_store8(target + d, load8_as(dtype, source, d));
+  }
+#endif
+}
+
+static void NAME(convert)(treeattn_dtype dtype, const void *source, int64_t count, float *target) {
+  switch (dtype) {
+    case TREEATTN_F32: convert_as(TREEATTN_F32, source, count, target); break;
+    case TREEATTN_F16: convert_as(TREEATTN_F16, source, count, target); break;
+    case TREEATTN_BF16: convert_as(TREEATTN_BF16, source, count, target); break;
+  }
+}
+
+INLINE void convert_panels_as(const int dtype, const void *source, int64_t count, float *target, int64_t panel_stride) {
+  int64_t d = 0;
+  for (; d + PANEL <= count; d += PANEL) {
+    UNROLL
+    for (int n = 0; n < VALUE_VECTORS; ++n) {
+      v_store(target + n * VW, load_as(dtype, source, d + n * VW));
+    }
+    target += panel_stride;
+  }
+  if (d < count) { /* the last panel: what the row has, then zeros */
+    for (int n = 0; n < VALUE_VECTORS; ++n, d += VW) {
+      vf part = v_zero();
+      if (d + VW <= count) {
+        part = load_as(dtype, source, d);
+      }
+#ifdef TAIL8
+      else if (d < count) {
+        part = load8_as(dtype, source, d);
+      }
+#endif
+      v_store(target + n * VW, part);
+    }
+  }
+}
+
+static void NAME(convert_panels)(treeattn_dtype dtype, const void *source, int64_t count, float *target, int64_t panel_stride) {
+  switch (dtype) {
+    case TREEATTN_F32: convert_panels_as(TREEATTN_F32, source, count, target, panel_stride); break;
+    case TREEATTN_F16: convert_panels_as(TREEATTN_F16, source, count, target, panel_stride); break;
+    case TREEATTN_BF16: convert_panels_as(TREEATTN_BF16, source, count, target, panel_stride); break;
+  }
+}
+
+/* ---- scores: lanes are rows, keys are broadcast ---- */
+
+INLINE void score_tile(const int vectors, const int keys, const float *qt, int64_t ldq, const float *k, int64_t ldk, int64_t head_dim,
+                       float *s, int64_t lds) {
+  vf sum[SCORE_KEYS_NARROW > SCORE_KEYS ? SCORE_KEYS_NARROW : SCORE_KEYS][SCORE_VECTORS];
+  UNROLL
+  for (int j = 0; j < keys; ++j) {
+    UNROLL
+    for (int n = 0; n < vectors; ++n) {
+      sum[j][n] = v_zero();
+    }
+  }
+  for (int64_t d = 0; d < head_dim; ++d) {
+    vf q[SCORE_VECTORS];
+    UNROLL
+    for (int n = 0; n < vectors; ++n) {
+      q[n] = v_load(qt + d * ldq + n * VW);
+    }
+    UNROLL
+    for (int j = 0; j < keys; ++j) {
+      const vf key = v_set1(k[j * ldk + d]);
+      UNROLL
+      for (int n = 0; n < vectors; ++n) {
+        sum[j][n] = v_fma(q[n], key, sum[j][n]);
+      }
+    }
+  }
+  UNROLL
+  for (int j = 0; j < keys; ++j) {
+    UNROLL
+    for (int n = 0; n < vectors; ++n) {
+      v_store(s + j * lds + n * VW, sum[j][n]);
+    }
+  }
+}
+
+#define SCORE_CASE(vectors, n) \
+  case n: score_tile(vectors, n, qt, ldq, k, ldk, head_dim, s, lds); break;
+
+#define SCORE_REST(name, vectors)                                                                                                  \
+  static void name(int64_t keys, const float *qt, int64_t ldq, const float *k, int64_t ldk, int64_t head_dim, float *s, int64_t lds) { \
+    switch (keys) {                                                                                                                \
+      SCORE_CASE(vectors, 1)                                                                                                       \
+      SCORE_CASE(vectors, 2)                                                                                                       \
+      SCORE_CASE(vectors, 3)                                                                                                       \
+      SCORE_CASE(vectors, 4)                                                                                                       \
+      SCORE_CASE(vectors, 5)                                                                                                       \
+      SCORE_CASE(vectors, 6)                                                                                                       \
+      SCORE_CASE(vectors, 7)                                                                                                       \
+      SCORE_CASE(vectors, 8)                                                                                                       \
+      SCORE_CASE(vectors, 9)                                                                                                       \
+      SCORE_CASE(vectors, 10)                                                                                                      \
+      SCORE_CASE(vectors, 11)                                                                                                      \
+      default: break;                                                                                                              \
+    }                                                                                                                              \
+  }
+
+SCORE_REST(NAME(score_rest_wide), SCORE_VECTORS)
+SCORE_REST(NAME(score_rest_narrow), 1)
+
+static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys, int64_t head_dim,
+                         float *s, int64_t lds) {
+  int64_t r = 0;
+  for (; r + SCORE_VECTORS * VW <= rows; r += SCORE_VECTORS * VW) {
+    int64_t j = 0;
+    for (; j + SCORE_KEYS <= keys; j += SCORE_KEYS) {
+      score_tile(SCORE_VECTORS, SCORE_KEYS, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
+    }
+    NAME(score_rest_wide)(keys - j, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
+  }
+  for (; r < rows; r += VW) {
+    int64_t j = 0;
+    for (; j + SCORE_KEYS_NARROW <= keys; j += SCORE_KEYS_NARROW) {
+      score_tile(1, SCORE_KEYS_NARROW, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
+    }
+    NAME(score_rest_narrow)(keys - j, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
+  }
+}
+
+/* ---- elementwise: the operations of elementary.h, lane by lane ---- */
+
+INLINE vf exp2_of(vf x) {
+  const vf clamped = v_max(v_set1(TA_EXP2_LOWEST), x);
+  const vf shifted = v_add(clamped, v_set1(TA_EXP2_MAGIC));
+  const vf f = v_sub(clamped, v_sub(shifted, v_set1(TA_EXP2_MAGIC)));
+  const vf scale = v_exponent(shifted);
+  vf g = v_fma(v_set1(TA_EXP2_G5), f, v_set1(TA_EXP2_G4));
+  g = v_fma(g, f, v_set1(TA_EXP2_G3));
+  g = v_fma(g, f, v_set1(TA_EXP2_G2));
+  g = v_fma(g, f, v_set1(TA_EXP2_G1));
+  g = v_fma(g, f, v_set1(TA_EXP2_G0));
+  return v_fma(scale, v_mul(g, f), scale);
+}
+
+INLINE vf tanh_of(vf x) {
+  const vf magnitude = v_abs(x);
+  const vf u = v_mul(magnitude, magnitude);
+  vf poly = v_fma(v_set1(TA_TANH_P4), u, v_set1(TA_TANH_P3));
+  poly = v_fma(poly, u, v_set1(TA_TANH_P2));
+  poly = v_fma(poly, u, v_set1(TA_TANH_P1));
+  poly = v_fma(poly, u, v_set1(TA_TANH_P0));
+  const vf small = v_fma(v_mul(magnitude, u), poly, magnitude);
+  const vf limited = v_min(v_set1(TA_TANH_LIMIT), magnitude);
+  const vf one = v_set1(1.0f);
+  const vf power = exp2_of(v_mul(limited, v_set1(TA_TANH_2LOG2E)));
+  const vf large = v_sub(one, v_div(v_set1(2.0f), v_add(power, one)));
+  return v_or_sign(v_select_lt(magnitude, v_set1(TA_TANH_SWITCH), small, large), x);
+}
+
+static void NAME(softcap)(float *s, int64_t lds, int64_t rows, int64_t keys, float cap) {
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int64_t r = 0; r < rows; r += VW) {
+      float *cell = s + j * lds + r;
+      v_store(cell, v_mul(v_set1(cap), tanh_of(v_load(cell))));
+    }
+  }
+}
+
+static void NAME(maximum)(const float *s, int64_t lds, int64_t rows, int64_t keys, float *max) {
+  for (int64_t r = 0; r < rows; r += VW) {
+    vf a = v_load(max + r);
+    vf b = a;
+    int64_t j = 0;
+    for (; j + 2 <= keys; j += 2) {
+      a = v_max(v_load(s + j * lds + r), a);
+      b = v_max(v_load(s + (j + 1) * lds + r), b);
+    }
+    if (j < keys) {
+      a = v_max(v_load(s + j * lds + r), a);
+    }
+    v_store(max + r, v_max(b, a));
+  }
+}
+
+static void NAME(weights)(float *s, int64_t lds, int64_t rows, int64_t keys, const float *max, float *sum) {
+  for (int64_t r = 0; r < rows; r += VW) {
+    const vf m = v_load(max + r);
+    vf total = sum == NULL ? v_zero() : v_load(sum + r);
+    for (int64_t j = 0; j < keys; ++j) {
+      float *cell = s + j * lds + r;
+      const vf weight = exp2_of(v_sub(v_load(cell), m));
+      total = v_add(total, weight);
+      v_store(cell, weight);
+    }
+    if (sum != NULL) {
+      v_store(sum + r, total);
+    }
+  }
+}
+
+/* ---- values: lanes are channels, weights are broadcast ---- */
+
+INLINE void value_tile(const int rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out, int64_t ldo) {
+  vf sum[VALUE_ROWS][VALUE_VECTORS];
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    UNROLL
+    for (int n = 0; n < VALUE_VECTORS; ++n) {
+      sum[r][n] = v_load(out + r * ldo + n * VW);
+    }
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    vf value[VALUE_VECTORS];
+    UNROLL
+    for (int n = 0; n < VALUE_VECTORS; ++n) {
+      value[n] = v_load(v + j * PANEL + n * VW);
+    }
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const vf weight = v_set1(s[j * lds + r]);
+      UNROLL
+      for (int n = 0; n < VALUE_VECTORS; ++n) {
+        sum[r][n] = v_fma(weight, value[n], sum[r][n]);
+      }
+    }
+  }
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    UNROLL
+    for (int n = 0; n < VALUE_VECTORS; ++n) {
+      v_store(out + r * ldo + n * VW, sum[r][n]);
+    }
+  }
+}
+
+#define VALUE_CASE(n) \
+  case n: value_tile(n, s, lds, v, keys, out, ldo); break;
+
+static void NAME(value_rest)(int64_t rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out, int64_t ldo) {
+  switch (rows) {
+    VALUE_CASE(1)
+    VALUE_CASE(2)
+    VALUE_CASE(3)
+    VALUE_CASE(4)
+    VALUE_CASE(5)
+#if VALUE_ROWS > 6
+    VALUE_CASE(6)
+    VALUE_CASE(7)
+    VALUE_CASE(8)
+    VALUE_CASE(9)
+    VALUE_CASE(10)
+    VALUE_CASE(11)
+#endif
+    default: break;
+  }
+}
+
+static void NAME(values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels, int64_t keys,
+                         float *out, int64_t ldo) {
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    const float *values = v + panel * panel_stride;
+    float *channels = out + panel * PANEL;
+    int64_t r = 0;
+    for (; r + VALUE_ROWS <= rows; r += VALUE_ROWS) {
+      value_tile(VALUE_ROWS, s + r, lds, values, keys, channels + r * ldo, ldo);
+    }
+    NAME(value_rest)(rows - r, s + r, lds, values, keys, channels + r * ldo, ldo);
+  }
+}
+
+/* ---- per row ---- */
+
+static void NAME(merge)(float *a, const float *b, int64_t count, float weight_a, float weight_b) {
+  const vf wa = v_set1(weight_a);
+  const vf wb = v_set1(weight_b);
+  int64_t d = 0;
+  for (; d + VW <= count; d += VW) {
+    v_store(a + d, v_fma(v_load(b + d), wb, v_mul(v_load(a + d), wa)));
+  }
+#ifdef TAIL8
+  if (d < count) {
+    v_store8(a + d, v_fma(v_load8(b + d), wb, v_mul(v_load8(a + d), wa)));
+  }
+#endif
+}
+
+static void NAME(finish)(const float *a, int64_t count, float sum, float *result) {
+  const vf divisor = v_set1(sum);
+  int64_t d = 0;
+  for (; d + VW <= count; d += VW) {
+    v_store(result + d, v_canonical(v_div(v_load(a + d), divisor)));
+  }
+#ifdef TAIL8
+  if (d < count) {
+    v_store8(result + d, v_canonical(v_div(v_load8(a + d), divisor)));
+  }
+#endif
+}
+
+#define TABLE(isa_value)                                                                                                       \
+  {                                                                                                                            \
+    isa_value, VW, PANEL, MAX_ROWS, NAME(convert), NAME(convert_panels), NAME(scores), NAME(softcap), NAME(maximum),           \
+        NAME(weights), NAME(values), NAME(merge), NAME(finish)                                                                 \
+  }

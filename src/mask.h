@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading mask encodings: a stretch of a mask row becomes bits, wherever it comes from. */
+#ifndef TA_MASK_H
+#define TA_MASK_H
+
+#include <treeattn/attention.h>
+
+#include "common.h"
+
+/* What a stretch of a dense f32 mask holds besides visibility. */
+typedef struct ta_mask_facts {
+  bool has_bias;    /* some attended cell is not zero */
+  bool has_invalid; /* some cell is NaN or +infinity */
+} ta_mask_facts;
+
+/* Bits of columns [column, column + count), count <= 64, of a mask row; facts are joined into *facts (dense f32 only). */
+TA_HIDDEN uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count, ta_mask_facts *facts);
+
+/* Turns intervals [N][2] into parents. `order` is working memory for N numbers. */
+TA_HIDDEN treeattn_status ta_mask_intervals_to_parents(int64_t num_nodes, const int32_t *intervals, int32_t *order,
+                                                       int32_t *parents, treeattn_error *error);
+
+#endif
