@@ -15,7 +15,8 @@ static unsigned char *scratch_base(const treeattn_run_args *run) {
   return (unsigned char *)run->scratch + (misaligned == 0 ? 0 : TA_ARENA_ALIGNMENT - misaligned);
 }
 
-static treeattn_status check_buffer(const char *name, const void *data, size_t bytes, size_t need, treeattn_error *error) {
+static treeattn_status check_buffer(const char *name, const void *data, size_t bytes, size_t need,
+                                    treeattn_error *error) {
   if (need > 0 && data == NULL) {
     return FAIL_ARGUMENT("%s is NULL: %zu bytes are needed", name, need);
   }
@@ -28,7 +29,8 @@ static treeattn_status check_buffer(const char *name, const void *data, size_t b
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
   const uintptr_t a_start = (uintptr_t)a;
   const uintptr_t b_start = (uintptr_t)b;
-  return a != NULL && b != NULL && a_bytes > 0 && b_bytes > 0 && a_start < b_start + b_bytes && b_start < a_start + a_bytes;
+  return a != NULL && b != NULL && a_bytes > 0 && b_bytes > 0 && a_start < b_start + b_bytes &&
+         b_start < a_start + a_bytes;
 }
 
 treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_run_args *run, treeattn_error *error) {
@@ -36,23 +38,25 @@ treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_
     return FAIL_ARGUMENT("%s is NULL", plan == NULL ? "plan" : "run");
   }
   if (run->struct_size != sizeof(treeattn_run_args)) {
-    return FAIL_ARGUMENT("struct_size is %zu: must be sizeof(treeattn_run_args), %zu; use TREEATTN_RUN_ARGS_INIT", run->struct_size,
-                         sizeof(treeattn_run_args));
+    return FAIL_ARGUMENT("struct_size is %zu: must be sizeof(treeattn_run_args), %zu; use TREEATTN_RUN_ARGS_INIT",
+                         run->struct_size, sizeof(treeattn_run_args));
   }
   const struct {
     const char *name;
     const void *data;
     size_t bytes, need;
-  } buffers[] = {{"q", run->q, run->q_bytes, plan->q_bytes},
-                 {"k", run->k, run->k_bytes, plan->k_bytes},
-                 {"v", run->v, run->v_bytes, plan->v_bytes},
-                 {"out", run->out, run->out_bytes, plan->out_bytes},
-                 {"lse", run->lse, run->lse_bytes, run->lse == NULL ? 0 : plan->lse_bytes},
-                 {"sinks", run->sinks, run->sinks_bytes, run->sinks == NULL ? 0 : (size_t)plan->num_heads * sizeof(float)},
-                 {"scratch", run->scratch, run->scratch_bytes, plan->scratch_bytes}};
+  } buffers[] = {
+      {"q", run->q, run->q_bytes, plan->q_bytes},
+      {"k", run->k, run->k_bytes, plan->k_bytes},
+      {"v", run->v, run->v_bytes, plan->v_bytes},
+      {"out", run->out, run->out_bytes, plan->out_bytes},
+      {"lse", run->lse, run->lse_bytes, run->lse == NULL ? 0 : plan->lse_bytes},
+      {"sinks", run->sinks, run->sinks_bytes, run->sinks == NULL ? 0 : (size_t)plan->num_heads * sizeof(float)},
+      {"scratch", run->scratch, run->scratch_bytes, plan->scratch_bytes}};
   enum { OUT = 3, NUM_BUFFERS = sizeof buffers / sizeof *buffers };
   for (size_t n = 0; n < NUM_BUFFERS; ++n) {
-    const treeattn_status status = check_buffer(buffers[n].name, buffers[n].data, buffers[n].bytes, buffers[n].need, error);
+    const treeattn_status status =
+        check_buffer(buffers[n].name, buffers[n].data, buffers[n].bytes, buffers[n].need, error);
     if (status != TREEATTN_OK) {
       return status;
     }
@@ -60,7 +64,8 @@ treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_
   const size_t written[3] = {OUT, OUT + 1, NUM_BUFFERS - 1};
   for (size_t w = 0; w < 3; ++w) {
     for (size_t n = 0; n < NUM_BUFFERS; ++n) {
-      if (n != written[w] && overlap(buffers[n].data, buffers[n].need, buffers[written[w]].data, buffers[written[w]].need)) {
+      if (n != written[w] &&
+          overlap(buffers[n].data, buffers[n].need, buffers[written[w]].data, buffers[written[w]].need)) {
         return FAIL_ARGUMENT("%s and %s overlap", buffers[written[w]].name, buffers[n].name);
       }
     }
@@ -69,9 +74,11 @@ treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_
     const char *name;
     const void *data;
     size_t alignment;
-  } aligned[] = {{"q", run->q, sizeof(float)},     {"k", run->k, treeattn_dtype_bytes(plan->kv_dtype)},
+  } aligned[] = {{"q", run->q, sizeof(float)},
+                 {"k", run->k, treeattn_dtype_bytes(plan->kv_dtype)},
                  {"v", run->v, treeattn_dtype_bytes(plan->kv_dtype)},
-                 {"out", run->out, sizeof(float)}, {"lse", run->lse, sizeof(float)},
+                 {"out", run->out, sizeof(float)},
+                 {"lse", run->lse, sizeof(float)},
                  {"sinks", run->sinks, sizeof(float)}};
   for (size_t n = 0; n < sizeof aligned / sizeof *aligned; ++n) {
     if ((uintptr_t)aligned[n].data % aligned[n].alignment != 0) {
@@ -82,8 +89,8 @@ treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_
   if (run->sinks != NULL) {
     for (int64_t h = 0; h < plan->num_heads; ++h) {
       if (!(run->sinks[h] < INFINITY)) {
-        return ta_fail(error, TREEATTN_ERROR_INVALID_VALUE, "sinks[%lld] is %f: must be finite or -infinity", (long long)h,
-                       (double)run->sinks[h]);
+        return ta_fail(error, TREEATTN_ERROR_INVALID_VALUE, "sinks[%lld] is %f: must be finite or -infinity",
+                       (long long)h, (double)run->sinks[h]);
       }
     }
   }
@@ -91,7 +98,8 @@ treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_
 }
 
 /* Runs one task in the floating-point environment that the arithmetic is specified in. */
-static void run_task(const treeattn_plan *plan, const treeattn_run_args *run, int stage, int64_t index, int64_t worker) {
+static void run_task(const treeattn_plan *plan, const treeattn_run_args *run, int stage, int64_t index,
+                     int64_t worker) {
   ta_task task;
   if (!ta_plan_task(plan, stage, index, &task)) {
     return;
@@ -108,7 +116,8 @@ static void run_task(const treeattn_plan *plan, const treeattn_run_args *run, in
   }
 }
 
-void treeattn_attend_task(const treeattn_plan *plan, const treeattn_run_args *run, int stage, int64_t task, int64_t worker) {
+void treeattn_attend_task(const treeattn_plan *plan, const treeattn_run_args *run, int stage, int64_t task,
+                          int64_t worker) {
   if (worker < 0 || worker >= plan->num_workers) {
     return;
   }
@@ -155,7 +164,8 @@ treeattn_status treeattn_attend(const treeattn_plan *plan, const treeattn_run_ar
       if (failed != 0 && stage == 0) {
         return ta_fail(error, TREEATTN_ERROR_BACKEND, "executor.parallel_for returned %d", failed);
       }
-      if (failed != 0) { /* the first stage has written results: finish what is left here rather than leave half of them */
+      if (failed !=
+          0) { /* the first stage has written results: finish what is left here rather than leave half of them */
         work(&shared, 0);
       }
     } else if (workers > 0) {

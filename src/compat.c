@@ -39,7 +39,8 @@ static treeattn_status check_params(const call *c, treeattn_error *error) {
     return FAIL_ARGUMENT("%s: kv_seq_len must be > 0, got 0", c->name);
   }
   if (c->kv_capacity < c->kv_seq_len) {
-    return FAIL_ARGUMENT("%s: kv_capacity (%u) must be >= kv_seq_len (%u)", c->name, (unsigned)c->kv_capacity, (unsigned)c->kv_seq_len);
+    return FAIL_ARGUMENT("%s: kv_capacity (%u) must be >= kv_seq_len (%u)", c->name, (unsigned)c->kv_capacity,
+                         (unsigned)c->kv_seq_len);
   }
   if (c->q_seq_len == 0) {
     return FAIL_ARGUMENT("%s: q_seq_len must be > 0, got 0", c->name);
@@ -47,7 +48,8 @@ static treeattn_status check_params(const call *c, treeattn_error *error) {
   return TREEATTN_OK;
 }
 
-static treeattn_status check_dtype(const call *c, const char *name, const treeattn_tensor *tensor, treeattn_error *error) {
+static treeattn_status check_dtype(const call *c, const char *name, const treeattn_tensor *tensor,
+                                   treeattn_error *error) {
   if (tensor->dtype != TREEATTN_F32) {
     return FAIL_ARGUMENT("%s: %s dtype must be f32, got %s", c->name, name, treeattn_dtype_name(tensor->dtype));
   }
@@ -55,16 +57,17 @@ static treeattn_status check_dtype(const call *c, const char *name, const treeat
 }
 
 /* Bytes of a tensor of up to three dimensions against its buffer. */
-static treeattn_status check_bytes(const call *c, const char *name, const treeattn_tensor *tensor, uint32_t d0, uint32_t d1, uint32_t d2,
-                                   size_t element, treeattn_error *error) {
+static treeattn_status check_bytes(const call *c, const char *name, const treeattn_tensor *tensor, uint32_t d0,
+                                   uint32_t d1, uint32_t d2, size_t element, treeattn_error *error) {
   size_t need = 0;
-  if (!ta_mul_size(d0, d1, &need) || !ta_mul_size(need, d2, &need) || !ta_mul_size(need, element, &need) || need > PTRDIFF_MAX) {
-    return ta_fail(error, TREEATTN_ERROR_OVERFLOW, "%s: %s size %u * %u * %u * %zu overflows", c->name, name, (unsigned)d0, (unsigned)d1,
-                   (unsigned)d2, element);
+  if (!ta_mul_size(d0, d1, &need) || !ta_mul_size(need, d2, &need) || !ta_mul_size(need, element, &need) ||
+      need > PTRDIFF_MAX) {
+    return ta_fail(error, TREEATTN_ERROR_OVERFLOW, "%s: %s size %u * %u * %u * %zu overflows", c->name, name,
+                   (unsigned)d0, (unsigned)d1, (unsigned)d2, element);
   }
   if (tensor->bytes < need) {
-    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "%s: %s buffer too small: have %zu bytes, need >= %zu", c->name, name,
-                   tensor->bytes, need);
+    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "%s: %s buffer too small: have %zu bytes, need >= %zu",
+                   c->name, name, tensor->bytes, need);
   }
   if (tensor->data == NULL) {
     return FAIL_ARGUMENT("%s: %s data is NULL", c->name, name);
@@ -72,7 +75,8 @@ static treeattn_status check_bytes(const call *c, const char *name, const treeat
   return TREEATTN_OK;
 }
 
-static treeattn_status check_tensors(const call *c, const treeattn_tensor *mask, uint32_t mask_stride, treeattn_error *error) {
+static treeattn_status check_tensors(const call *c, const treeattn_tensor *mask, uint32_t mask_stride,
+                                     treeattn_error *error) {
   const struct {
     const char *name;
     const treeattn_tensor *tensor;
@@ -115,8 +119,8 @@ static treeattn_status check_tensors(const call *c, const treeattn_tensor *mask,
   }
   const size_t need = treeattn_tmp_buffer_bytes(c->num_heads, c->head_dim, c->q_seq_len);
   if (c->tmp->bytes < need) {
-    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "%s: tmp buffer too small: have %zu bytes, need >= %zu", c->name,
-                   c->tmp->bytes, need);
+    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "%s: tmp buffer too small: have %zu bytes, need >= %zu",
+                   c->name, c->tmp->bytes, need);
   }
   return c->tmp->data == NULL ? FAIL_ARGUMENT("%s: tmp data is NULL", c->name) : TREEATTN_OK;
 }
@@ -165,8 +169,8 @@ static treeattn_status plan_and_run(const call *c, const treeattn_plan_args *arg
     if (c->executor != NULL) {
       run.executor = *c->executor;
     }
-    status = run.scratch == NULL ? ta_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "%s: %zu bytes could not be allocated", c->name,
-                                           plan->scratch_bytes)
+    status = run.scratch == NULL ? ta_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "%s: %zu bytes could not be allocated",
+                                           c->name, plan->scratch_bytes)
                                  : treeattn_attend(plan, &run, error);
   }
   free(scratch_owned);
@@ -186,15 +190,26 @@ static void fill_args(const call *c, float scale, treeattn_plan_args *args) {
   args->num_workers = c->executor == NULL || c->executor->parallel_for == NULL ? 1 : 16;
 }
 
-treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *params, const treeattn_tensor *q, const treeattn_tensor *k,
-                                        const treeattn_tensor *v, const treeattn_tensor *mask, const treeattn_tensor *output,
-                                        const treeattn_tensor *tmp, const treeattn_executor *executor, treeattn_error *error) {
+treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *params, const treeattn_tensor *q,
+                                        const treeattn_tensor *k, const treeattn_tensor *v, const treeattn_tensor *mask,
+                                        const treeattn_tensor *output, const treeattn_tensor *tmp,
+                                        const treeattn_executor *executor, treeattn_error *error) {
   if (params == NULL) {
     return FAIL_ARGUMENT("tree_attention: params is NULL");
   }
-  const call c = {"tree_attention",    params->num_heads,   params->num_kv_heads, params->head_dim, params->kv_seq_len,
-                  params->kv_capacity, params->q_seq_len,   q,                    k,                v,
-                  output,              tmp,                 executor};
+  const call c = {"tree_attention",
+                  params->num_heads,
+                  params->num_kv_heads,
+                  params->head_dim,
+                  params->kv_seq_len,
+                  params->kv_capacity,
+                  params->q_seq_len,
+                  q,
+                  k,
+                  v,
+                  output,
+                  tmp,
+                  executor};
   treeattn_status status = check_params(&c, error);
   if (status != TREEATTN_OK) {
     return status;
@@ -220,15 +235,26 @@ treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *pa
   return plan_and_run(&c, &args, error);
 }
 
-treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *params, const treeattn_tensor *q, const treeattn_tensor *k,
-                                        const treeattn_tensor *v, const treeattn_tensor *output, const treeattn_tensor *tmp,
+treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *params, const treeattn_tensor *q,
+                                        const treeattn_tensor *k, const treeattn_tensor *v,
+                                        const treeattn_tensor *output, const treeattn_tensor *tmp,
                                         const treeattn_executor *executor, treeattn_error *error) {
   if (params == NULL) {
     return FAIL_ARGUMENT("flash_attn_vec: params is NULL");
   }
-  const call c = {"flash_attn_vec",    params->num_heads, params->num_kv_heads, params->head_dim, params->kv_seq_len,
-                  params->kv_capacity, params->q_seq_len, q,                    k,                v,
-                  output,              tmp,               executor};
+  const call c = {"flash_attn_vec",
+                  params->num_heads,
+                  params->num_kv_heads,
+                  params->head_dim,
+                  params->kv_seq_len,
+                  params->kv_capacity,
+                  params->q_seq_len,
+                  q,
+                  k,
+                  v,
+                  output,
+                  tmp,
+                  executor};
   treeattn_status status = check_params(&c, error);
   if (status != TREEATTN_OK) {
     return status;

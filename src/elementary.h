@@ -13,7 +13,7 @@
 
 #define TA_LOG2E 1.44269504088896340736
 #define TA_LOG2E_F 0x1.715476p+0f
-#define TA_LN2_HI 0x1.62e430p-1f  /* ln 2 rounded to f32 */
+#define TA_LN2_HI 0x1.62e430p-1f   /* ln 2 rounded to f32 */
 #define TA_LN2_LO -0x1.05c610p-29f /* ln 2 - TA_LN2_HI */
 
 /* exp2(f) = 1 + f * g(f) on [-1/2, 1/2]; g has degree 5, relative error of the fit 2.0e-9. */

@@ -92,8 +92,8 @@ static void sort_by_begin(int64_t num_nodes, const int32_t *intervals, int32_t *
   }
 }
 
-treeattn_status ta_mask_intervals_to_parents(int64_t num_nodes, const int32_t *intervals, int32_t *order, int32_t *parents,
-                                             treeattn_error *error) {
+treeattn_status ta_mask_intervals_to_parents(int64_t num_nodes, const int32_t *intervals, int32_t *order,
+                                             int32_t *parents, treeattn_error *error) {
   for (int64_t i = 0; i < num_nodes; ++i) {
     if (intervals[2 * i] >= intervals[2 * i + 1]) {
       return ta_fail(error, TREEATTN_ERROR_INVALID_TREE, "intervals[%lld] is [%d, %d): the end must be above the begin",
@@ -106,19 +106,20 @@ treeattn_status ta_mask_intervals_to_parents(int64_t num_nodes, const int32_t *i
     const int32_t i = order[n];
     const int32_t begin = intervals[2 * (int64_t)i];
     if (n > 0 && intervals[2 * (int64_t)order[n - 1]] == begin) {
-      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE, "intervals[%d] and intervals[%d] both begin at %d", (int)order[n - 1],
-                     (int)i, (int)begin);
+      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE, "intervals[%d] and intervals[%d] both begin at %d",
+                     (int)order[n - 1], (int)i, (int)begin);
     }
     while (open >= 0 && intervals[2 * (int64_t)open + 1] <= begin) {
       open = parents[open];
     }
     if (open >= 0 && intervals[2 * (int64_t)i + 1] > intervals[2 * (int64_t)open + 1]) {
-      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE, "intervals[%d] ends at %d, outside intervals[%d], which ends at %d", (int)i,
+      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE,
+                     "intervals[%d] ends at %d, outside intervals[%d], which ends at %d", (int)i,
                      (int)intervals[2 * (int64_t)i + 1], (int)open, (int)intervals[2 * (int64_t)open + 1]);
     }
     if (open > i) {
-      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE, "intervals[%d] lies inside intervals[%d]: an ancestor has the smaller index",
-                     (int)i, (int)open);
+      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE,
+                     "intervals[%d] lies inside intervals[%d]: an ancestor has the smaller index", (int)i, (int)open);
     }
     parents[i] = open;
     open = i;

@@ -14,7 +14,8 @@ typedef struct ta_mask_facts {
 } ta_mask_facts;
 
 /* Bits of columns [column, column + count), count <= 64, of a mask row; facts are joined into *facts (dense f32 only). */
-TA_HIDDEN uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count, ta_mask_facts *facts);
+TA_HIDDEN uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count,
+                                ta_mask_facts *facts);
 
 /* Turns intervals [N][2] into parents. `order` is working memory for N numbers. */
 TA_HIDDEN treeattn_status ta_mask_intervals_to_parents(int64_t num_nodes, const int32_t *intervals, int32_t *order,

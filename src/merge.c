@@ -15,14 +15,16 @@ static ta_state state_of_lse(float lse) {
   return state;
 }
 
-treeattn_status treeattn_merge_states(int64_t num_rows, int64_t head_dim_v, float *out_a, float *lse_a, const float *out_b,
-                                      const float *lse_b, treeattn_error *error) {
+treeattn_status treeattn_merge_states(int64_t num_rows, int64_t head_dim_v, float *out_a, float *lse_a,
+                                      const float *out_b, const float *lse_b, treeattn_error *error) {
   int64_t elements = 0;
   if (num_rows < 0) {
-    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "num_rows is %lld: must not be negative", (long long)num_rows);
+    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "num_rows is %lld: must not be negative",
+                   (long long)num_rows);
   }
   if (head_dim_v < 1) {
-    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "head_dim_v is %lld: must be 1 or more", (long long)head_dim_v);
+    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "head_dim_v is %lld: must be 1 or more",
+                   (long long)head_dim_v);
   }
   if (!ta_mul_i64(num_rows, head_dim_v, &elements)) {
     return ta_fail(error, TREEATTN_ERROR_OVERFLOW, "num_rows (%lld) * head_dim_v (%lld) overflows", (long long)num_rows,

@@ -26,7 +26,8 @@ static treeattn_status check_heads(const treeattn_plan_args *args, treeattn_erro
   const int64_t dims[2] = {args->head_dim, args->head_dim_v == 0 ? args->head_dim : args->head_dim_v};
   for (int n = 0; n < 2; ++n) {
     if (dims[n] < 8 || dims[n] > 1024 || dims[n] % 8 != 0) {
-      return FAIL_ARGUMENT("%s is %lld: must be 8 to 1024 in steps of 8", n == 0 ? "head_dim" : "head_dim_v", (long long)dims[n]);
+      return FAIL_ARGUMENT("%s is %lld: must be 8 to 1024 in steps of 8", n == 0 ? "head_dim" : "head_dim_v",
+                           (long long)dims[n]);
     }
   }
   return TREEATTN_OK;
@@ -43,14 +44,17 @@ static treeattn_status check_numbers(const treeattn_plan_args *args, treeattn_er
       return FAIL_ARGUMENT("%s is %d: not a treeattn_dtype", field, (int)float_types[n]);
     }
     if ((int)float_types[n] != 0 && float_types[n] != TREEATTN_F32) {
-      return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED, "%s is %s: the CPU back end takes f32", field, treeattn_dtype_name(float_types[n]));
+      return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED, "%s is %s: the CPU back end takes f32", field,
+                     treeattn_dtype_name(float_types[n]));
     }
   }
   if (!(fabsf(args->scale) <= FLT_MAX / 2)) { /* also when multiplied by log2(e); false for NaN */
-    return FAIL_ARGUMENT("scale is %g: must be finite and at most %g in magnitude", (double)args->scale, (double)(FLT_MAX / 2));
+    return FAIL_ARGUMENT("scale is %g: must be finite and at most %g in magnitude", (double)args->scale,
+                         (double)(FLT_MAX / 2));
   }
   if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX / 2)) {
-    return FAIL_ARGUMENT("softcap is %g: must be 0 (off) or positive and at most %g", (double)args->softcap, (double)(FLT_MAX / 2));
+    return FAIL_ARGUMENT("softcap is %g: must be 0 (off) or positive and at most %g", (double)args->softcap,
+                         (double)(FLT_MAX / 2));
   }
   if (args->softcap > 0.0f && !(fabs((double)args->scale / (double)args->softcap) <= (double)FLT_MAX)) {
     return FAIL_ARGUMENT("scale (%g) / softcap (%g) overflows", (double)args->scale, (double)args->softcap);
@@ -65,7 +69,8 @@ static treeattn_status check_numbers(const treeattn_plan_args *args, treeattn_er
     return FAIL_ARGUMENT("mode is %d: not a treeattn_mode", (int)args->mode);
   }
   if (args->mode == TREEATTN_MODE_FAST) {
-    return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED, "mode is TREEATTN_MODE_FAST: the CPU back end has no fast mode in this build");
+    return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED,
+                   "mode is TREEATTN_MODE_FAST: the CPU back end has no fast mode in this build");
   }
   if (strcmp(treeattn_isa_name(args->isa), "unknown") == 0) {
     return FAIL_ARGUMENT("isa is %d: not a treeattn_isa", (int)args->isa);
@@ -85,7 +90,8 @@ static treeattn_status check_cache_shape(const treeattn_plan_args *args, treeatt
     return FAIL_ARGUMENT("requests is NULL: num_requests is %lld", (long long)args->num_requests);
   }
   if (args->num_requests > 0 && args->request_bytes != sizeof(treeattn_request)) {
-    return FAIL_ARGUMENT("request_bytes is %zu: must be sizeof(treeattn_request), %zu", args->request_bytes, sizeof(treeattn_request));
+    return FAIL_ARGUMENT("request_bytes is %zu: must be sizeof(treeattn_request), %zu", args->request_bytes,
+                         sizeof(treeattn_request));
   }
   const struct {
     const char *name;
@@ -165,29 +171,30 @@ static treeattn_status lay_out_rows(const treeattn_plan_args *args, treeattn_pla
   const int64_t heads = plan->num_heads;
   if (!default_stride(&plan->q_stride_row, args->q_stride_row, plan->head_dim, 1) ||
       !default_stride(&plan->q_stride_head, args->q_stride_head, plan->q_stride_row, ta_max_i64(rows, 1)) ||
-      !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->q_stride_head, plan->q_stride_row}, plan->head_dim, sizeof(float),
-                &plan->q_bytes)) {
+      !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->q_stride_head, plan->q_stride_row}, plan->head_dim,
+                sizeof(float), &plan->q_bytes)) {
     return fail_overflow("q (num_heads, query rows, head_dim)", error);
   }
   if (!default_stride(&plan->out_stride_head, args->out_stride_head, plan->head_dim_v, 1) ||
       !default_stride(&plan->out_stride_row, args->out_stride_row, plan->out_stride_head, heads) ||
-      !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->out_stride_head, plan->out_stride_row}, plan->head_dim_v,
-                sizeof(float), &plan->out_bytes)) {
+      !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->out_stride_head, plan->out_stride_row},
+                plan->head_dim_v, sizeof(float), &plan->out_bytes)) {
     return fail_overflow("out (query rows, num_heads, head_dim_v)", error);
   }
   if (!default_stride(&plan->lse_stride_head, args->lse_stride_head, 1, 1) ||
       !default_stride(&plan->lse_stride_row, args->lse_stride_row, plan->lse_stride_head, heads) ||
-      !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->lse_stride_head, plan->lse_stride_row}, 1, sizeof(float),
-                &plan->lse_bytes)) {
+      !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->lse_stride_head, plan->lse_stride_row}, 1,
+                sizeof(float), &plan->lse_bytes)) {
     return fail_overflow("lse (query rows, num_heads)", error);
   }
   if (rows_overlap(rows, plan->out_stride_row, heads, plan->out_stride_head, plan->head_dim_v)) {
     return FAIL_ARGUMENT("out_stride_row (%lld) and out_stride_head (%lld) make rows of head_dim_v (%lld) overlap",
-                         (long long)plan->out_stride_row, (long long)plan->out_stride_head, (long long)plan->head_dim_v);
+                         (long long)plan->out_stride_row, (long long)plan->out_stride_head,
+                         (long long)plan->head_dim_v);
   }
   if (rows_overlap(rows, plan->lse_stride_row, heads, plan->lse_stride_head, 1)) {
-    return FAIL_ARGUMENT("lse_stride_row (%lld) and lse_stride_head (%lld) make elements overlap", (long long)plan->lse_stride_row,
-                         (long long)plan->lse_stride_head);
+    return FAIL_ARGUMENT("lse_stride_row (%lld) and lse_stride_head (%lld) make elements overlap",
+                         (long long)plan->lse_stride_row, (long long)plan->lse_stride_head);
   }
   return TREEATTN_OK;
 }
@@ -202,15 +209,15 @@ static treeattn_status lay_out_cache(const treeattn_plan_args *args, treeattn_pl
   if (!default_stride(&plan->k_stride_slot, args->k_stride_slot, plan->head_dim, 1) ||
       !default_stride(&plan->k_stride_head, args->k_stride_head, plan->k_stride_slot, plan->page_size) ||
       !default_stride(&plan->k_stride_page, args->k_stride_sequence, plan->k_stride_head, plan->num_kv_heads) ||
-      !bytes_of(counts, (int64_t[3]){plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot}, plan->head_dim, element,
-                &plan->k_bytes)) {
+      !bytes_of(counts, (int64_t[3]){plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot}, plan->head_dim,
+                element, &plan->k_bytes)) {
     return fail_overflow("k (sequences or pages, num_kv_heads, kv_capacity or page_size, head_dim)", error);
   }
   if (!default_stride(&plan->v_stride_slot, args->v_stride_slot, plan->head_dim_v, 1) ||
       !default_stride(&plan->v_stride_head, args->v_stride_head, plan->v_stride_slot, plan->page_size) ||
       !default_stride(&plan->v_stride_page, args->v_stride_sequence, plan->v_stride_head, plan->num_kv_heads) ||
-      !bytes_of(counts, (int64_t[3]){plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot}, plan->head_dim_v, element,
-                &plan->v_bytes)) {
+      !bytes_of(counts, (int64_t[3]){plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot}, plan->head_dim_v,
+                element, &plan->v_bytes)) {
     return fail_overflow("v (sequences or pages, num_kv_heads, kv_capacity or page_size, head_dim_v)", error);
   }
   return TREEATTN_OK;
@@ -242,7 +249,8 @@ static void cut_rows(const treeattn_plan *plan, int64_t block_rows, ta_request *
     request->nodes_per_block = 1;
     request->heads_per_block = div_up(plan->group, div_up(plan->group, block_rows));
   }
-  request->num_blocks = div_up(request->num_rows, request->nodes_per_block) * div_up(plan->group, request->heads_per_block);
+  request->num_blocks =
+      div_up(request->num_rows, request->nodes_per_block) * div_up(plan->group, request->heads_per_block);
 }
 
 static int64_t chunks_of(const ta_request *request, int64_t chunk_leaves) {
@@ -273,7 +281,8 @@ static treeattn_status cut_work(treeattn_plan *plan, treeattn_error *error) {
   for (int64_t b = 0; b < plan->num_requests; ++b) {
     ta_request *request = &plan->requests[b];
     cut_rows(plan, block_rows, request);
-    total += (double)request->num_rows * (double)plan->num_heads * (double)ta_max_i64(request->leaf_end - request->leaf_begin, 0);
+    total += (double)request->num_rows * (double)plan->num_heads *
+             (double)ta_max_i64(request->leaf_end - request->leaf_begin, 0);
     const int64_t rows = request->nodes_per_block * request->heads_per_block;
     plan->max_block_rows = ta_max_i64(plan->max_block_rows, rows);
   }
@@ -286,7 +295,8 @@ static treeattn_status cut_work(treeattn_plan *plan, treeattn_error *error) {
     request->first_task[1] = plan->num_tasks[1];
     int64_t tasks = 0;
     int64_t split_tasks = 0;
-    if (!ta_mul_i64(request->num_blocks, plan->num_kv_heads, &split_tasks) || !ta_mul_i64(split_tasks, request->num_chunks, &tasks) ||
+    if (!ta_mul_i64(request->num_blocks, plan->num_kv_heads, &split_tasks) ||
+        !ta_mul_i64(split_tasks, request->num_chunks, &tasks) ||
         !ta_add_i64(plan->num_tasks[0], tasks, &plan->num_tasks[0])) {
       return fail_overflow("tasks (rows, num_kv_heads, leaves)", error);
     }
@@ -294,7 +304,8 @@ static treeattn_status cut_work(treeattn_plan *plan, treeattn_error *error) {
       size_t floats = 0;
       request->partial_offset = partial_floats;
       if (!ta_mul_size((size_t)request->num_rows * (size_t)plan->num_heads, (size_t)request->num_chunks, &floats) ||
-          !ta_mul_size(floats, (size_t)ta_partial_floats(plan), &floats) || !ta_add_size(partial_floats, floats, &partial_floats)) {
+          !ta_mul_size(floats, (size_t)ta_partial_floats(plan), &floats) ||
+          !ta_add_size(partial_floats, floats, &partial_floats)) {
         return fail_overflow("partial results (query rows, num_heads, leaves, head_dim_v)", error);
       }
       plan->num_tasks[1] += split_tasks;
@@ -316,8 +327,8 @@ static treeattn_status check_args(const treeattn_plan_args *args, treeattn_error
     return FAIL_ARGUMENT("args is NULL");
   }
   if (args->struct_size != sizeof(treeattn_plan_args)) {
-    return FAIL_ARGUMENT("struct_size is %zu: must be sizeof(treeattn_plan_args), %zu; use TREEATTN_PLAN_ARGS_INIT", args->struct_size,
-                         sizeof(treeattn_plan_args));
+    return FAIL_ARGUMENT("struct_size is %zu: must be sizeof(treeattn_plan_args), %zu; use TREEATTN_PLAN_ARGS_INIT",
+                         args->struct_size, sizeof(treeattn_plan_args));
   }
   treeattn_status status = check_heads(args, error);
   if (status == TREEATTN_OK) {
@@ -327,8 +338,8 @@ static treeattn_status check_args(const treeattn_plan_args *args, treeattn_error
 }
 
 /* Goes through the requests in order, dry or filling; `requests` may be NULL when dry. */
-static treeattn_status plan_requests(const treeattn_plan_args *args, ta_arena *arena, ta_request *requests, int64_t *num_rows,
-                                     treeattn_error *error) {
+static treeattn_status plan_requests(const treeattn_plan_args *args, ta_arena *arena, ta_request *requests,
+                                     int64_t *num_rows, treeattn_error *error) {
   *num_rows = 0;
   for (int64_t b = 0; b < args->num_requests; ++b) {
     ta_request record;
@@ -370,7 +381,8 @@ treeattn_status treeattn_plan_bytes(const treeattn_plan_args *args, size_t *plan
   return TREEATTN_OK;
 }
 
-static treeattn_status fill_plan(const treeattn_plan_args *args, ta_arena *arena, treeattn_plan *plan, treeattn_error *error) {
+static treeattn_status fill_plan(const treeattn_plan_args *args, ta_arena *arena, treeattn_plan *plan,
+                                 treeattn_error *error) {
   memset(plan, 0, sizeof *plan);
   plan->num_requests = args->num_requests;
   plan->requests = ta_arena_take(arena, args->num_requests, sizeof(ta_request));
@@ -398,8 +410,8 @@ static treeattn_status fill_plan(const treeattn_plan_args *args, ta_arena *arena
   return status == TREEATTN_OK ? cut_work(plan, error) : status;
 }
 
-treeattn_status treeattn_plan_init(const treeattn_plan_args *args, void *memory, size_t memory_bytes, treeattn_plan **plan,
-                                   treeattn_error *error) {
+treeattn_status treeattn_plan_init(const treeattn_plan_args *args, void *memory, size_t memory_bytes,
+                                   treeattn_plan **plan, treeattn_error *error) {
   size_t need = 0;
   if (plan == NULL) {
     return FAIL_ARGUMENT("plan is NULL");
@@ -410,8 +422,8 @@ treeattn_status treeattn_plan_init(const treeattn_plan_args *args, void *memory,
     return status;
   }
   if (memory == NULL || memory_bytes < need) {
-    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "memory_bytes is %zu: the plan needs %zu", memory == NULL ? 0 : memory_bytes,
-                   need);
+    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "memory_bytes is %zu: the plan needs %zu",
+                   memory == NULL ? 0 : memory_bytes, need);
   }
   const size_t misaligned = (size_t)((uintptr_t)memory % TA_ARENA_ALIGNMENT);
   ta_arena arena = {(unsigned char *)memory + (misaligned == 0 ? 0 : TA_ARENA_ALIGNMENT - misaligned), 0, false};
@@ -462,8 +474,8 @@ treeattn_status treeattn_plan_get_info(const treeattn_plan *plan, treeattn_plan_
     return FAIL_ARGUMENT("%s is NULL", plan == NULL ? "plan" : "info");
   }
   if (info->struct_size != sizeof(treeattn_plan_info)) {
-    return FAIL_ARGUMENT("struct_size is %zu: must be sizeof(treeattn_plan_info), %zu; use TREEATTN_PLAN_INFO_INIT", info->struct_size,
-                         sizeof(treeattn_plan_info));
+    return FAIL_ARGUMENT("struct_size is %zu: must be sizeof(treeattn_plan_info), %zu; use TREEATTN_PLAN_INFO_INIT",
+                         info->struct_size, sizeof(treeattn_plan_info));
   }
   info->scratch_bytes = plan->scratch_bytes;
   info->worker_bytes = plan->worker_bytes;
@@ -482,7 +494,8 @@ treeattn_status treeattn_plan_get_info(const treeattn_plan *plan, treeattn_plan_
   return TREEATTN_OK;
 }
 
-treeattn_status treeattn_plan_get_positions(const treeattn_plan *plan, int32_t *positions, int64_t capacity, treeattn_error *error) {
+treeattn_status treeattn_plan_get_positions(const treeattn_plan *plan, int32_t *positions, int64_t capacity,
+                                            treeattn_error *error) {
   if (plan == NULL) {
     return FAIL_ARGUMENT("plan is NULL");
   }

@@ -21,11 +21,11 @@ typedef struct ta_request {
   const int32_t *page_table;
   int64_t leaf_begin, leaf_end; /* leaves in which any row may see a key */
 
-  const int32_t *node_of_row;  /* NULL: row r is node r */
+  const int32_t *node_of_row; /* NULL: row r is node r */
   const int32_t *row_position;
-  const int32_t *first_visible;  /* no key at a lower position is seen (window) */
-  const int32_t *prefix_first;   /* the row sees prefix positions [prefix_first, prefix_len) ... */
-  const uint64_t *prefix_bits;   /* ... unless this is not NULL: bit p of the row's prefix_words words */
+  const int32_t *first_visible; /* no key at a lower position is seen (window) */
+  const int32_t *prefix_first;  /* the row sees prefix positions [prefix_first, prefix_len) ... */
+  const uint64_t *prefix_bits;  /* ... unless this is not NULL: bit p of the row's prefix_words words */
   int64_t prefix_words;
 
   /* Trees: by node. A run is a maximal chain of nodes each of which is the parent of the next and has the next index. */

@@ -18,18 +18,19 @@ static bool is_tree(treeattn_mask_kind kind) {
 
 #define FAIL_ARGUMENT(...) ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
 
-static treeattn_status check_lengths(int64_t index, const treeattn_request *in, ta_request *out, treeattn_error *error) {
+static treeattn_status check_lengths(int64_t index, const treeattn_request *in, ta_request *out,
+                                     treeattn_error *error) {
   const long long b = index;
   if (in->num_nodes < 0 || in->num_nodes > INT32_MAX) {
     return FAIL_ARGUMENT("requests[%lld].num_nodes is %lld: must be 0 to %d", b, (long long)in->num_nodes, INT32_MAX);
   }
   if (in->prefix_len < TREEATTN_AUTO || in->prefix_len > INT32_MAX) {
-    return FAIL_ARGUMENT("requests[%lld].prefix_len is %lld: must be 0 to %d, or TREEATTN_AUTO", b, (long long)in->prefix_len,
-                         INT32_MAX);
+    return FAIL_ARGUMENT("requests[%lld].prefix_len is %lld: must be 0 to %d, or TREEATTN_AUTO", b,
+                         (long long)in->prefix_len, INT32_MAX);
   }
   if (in->kv_seq_len < TREEATTN_AUTO || in->kv_seq_len > INT32_MAX) {
-    return FAIL_ARGUMENT("requests[%lld].kv_seq_len is %lld: must be 0 to %d, or TREEATTN_AUTO", b, (long long)in->kv_seq_len,
-                         INT32_MAX);
+    return FAIL_ARGUMENT("requests[%lld].kv_seq_len is %lld: must be 0 to %d, or TREEATTN_AUTO", b,
+                         (long long)in->kv_seq_len, INT32_MAX);
   }
   if (in->prefix_len == TREEATTN_AUTO && in->kv_seq_len == TREEATTN_AUTO) {
     return FAIL_ARGUMENT("requests[%lld].prefix_len and kv_seq_len are both TREEATTN_AUTO: one must be given", b);
@@ -42,15 +43,16 @@ static treeattn_status check_lengths(int64_t index, const treeattn_request *in, 
       prefix = kv - nodes;
     }
     if (prefix < 0 || kv < prefix + nodes) {
-      return FAIL_ARGUMENT("requests[%lld].kv_seq_len is %lld: must be at least prefix_len (%lld) + num_nodes (%lld)", b,
-                           (long long)kv, (long long)(prefix < 0 ? 0 : prefix), (long long)nodes);
+      return FAIL_ARGUMENT("requests[%lld].kv_seq_len is %lld: must be at least prefix_len (%lld) + num_nodes (%lld)",
+                           b, (long long)kv, (long long)(prefix < 0 ? 0 : prefix), (long long)nodes);
     }
   } else {
     const int64_t implied = kv - ta_min_i64(nodes, kv);
     if (prefix != TREEATTN_AUTO && prefix != implied) {
-      return FAIL_ARGUMENT("requests[%lld].prefix_len is %lld: with a dense, bool or bit mask the rows are the last num_nodes (%lld) of "
-                           "kv_seq_len (%lld) slots, which makes it %lld",
-                           b, (long long)prefix, (long long)nodes, (long long)kv, (long long)implied);
+      return FAIL_ARGUMENT(
+          "requests[%lld].prefix_len is %lld: with a dense, bool or bit mask the rows are the last num_nodes (%lld) of "
+          "kv_seq_len (%lld) slots, which makes it %lld",
+          b, (long long)prefix, (long long)nodes, (long long)kv, (long long)implied);
     }
     prefix = implied;
   }
@@ -65,8 +67,8 @@ static treeattn_status check_lengths(int64_t index, const treeattn_request *in, 
   return TREEATTN_OK;
 }
 
-static treeattn_status check_mask_buffer(int64_t index, const treeattn_request *in, const ta_request *out, request_sizes *sizes,
-                                         treeattn_error *error) {
+static treeattn_status check_mask_buffer(int64_t index, const treeattn_request *in, const ta_request *out,
+                                         request_sizes *sizes, treeattn_error *error) {
   const long long b = index;
   size_t need = 0;
   bool fits = true;
@@ -83,8 +85,8 @@ static treeattn_status check_mask_buffer(int64_t index, const treeattn_request *
     case TREEATTN_MASK_DENSE_BOOL:
     case TREEATTN_MASK_BITS: {
       if (in->mask_columns < 0 || in->mask_columns > out->kv_seq_len) {
-        return FAIL_ARGUMENT("requests[%lld].mask_columns is %lld: must be 0 to kv_seq_len (%lld)", b, (long long)in->mask_columns,
-                             (long long)out->kv_seq_len);
+        return FAIL_ARGUMENT("requests[%lld].mask_columns is %lld: must be 0 to kv_seq_len (%lld)", b,
+                             (long long)in->mask_columns, (long long)out->kv_seq_len);
       }
       const bool bits = in->mask_kind == TREEATTN_MASK_BITS;
       sizes->columns = in->mask_columns == 0 ? out->kv_seq_len : in->mask_columns;
@@ -104,31 +106,32 @@ static treeattn_status check_mask_buffer(int64_t index, const treeattn_request *
     default: return FAIL_ARGUMENT("requests[%lld].mask_kind is %d: not a treeattn_mask_kind", b, (int)in->mask_kind);
   }
   if (!fits) {
-    return ta_fail(error, TREEATTN_ERROR_OVERFLOW, "requests[%lld].mask_stride is %lld: num_nodes (%lld) rows of it overflow", b,
+    return ta_fail(error, TREEATTN_ERROR_OVERFLOW,
+                   "requests[%lld].mask_stride is %lld: num_nodes (%lld) rows of it overflow", b,
                    (long long)in->mask_stride, (long long)out->num_nodes);
   }
   if (need > 0 && in->mask == NULL) {
     return FAIL_ARGUMENT("requests[%lld].mask is NULL: mask_kind %d needs %zu bytes", b, (int)in->mask_kind, need);
   }
   if (in->mask_bytes < need) {
-    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "requests[%lld].mask_bytes is %zu: the mask needs %zu", b, in->mask_bytes,
-                   need);
+    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "requests[%lld].mask_bytes is %zu: the mask needs %zu", b,
+                   in->mask_bytes, need);
   }
   return TREEATTN_OK;
 }
 
-static treeattn_status check_cache(const treeattn_plan_args *args, int64_t index, const treeattn_request *in, ta_request *out,
-                                   treeattn_error *error) {
+static treeattn_status check_cache(const treeattn_plan_args *args, int64_t index, const treeattn_request *in,
+                                   ta_request *out, treeattn_error *error) {
   const long long b = index;
   if (args->page_size == 0) {
     const int64_t sequences = args->num_sequences == 0 ? args->num_requests : args->num_sequences;
     if (in->cache_index < 0 || in->cache_index >= sequences) {
-      return FAIL_ARGUMENT("requests[%lld].cache_index is %lld: must be 0 to num_sequences (%lld) - 1", b, (long long)in->cache_index,
-                           (long long)sequences);
+      return FAIL_ARGUMENT("requests[%lld].cache_index is %lld: must be 0 to num_sequences (%lld) - 1", b,
+                           (long long)in->cache_index, (long long)sequences);
     }
     if (args->kv_capacity < out->kv_seq_len) {
-      return FAIL_ARGUMENT("kv_capacity (%lld) must be >= kv_seq_len (%lld) of requests[%lld]", (long long)args->kv_capacity,
-                           (long long)out->kv_seq_len, b);
+      return FAIL_ARGUMENT("kv_capacity (%lld) must be >= kv_seq_len (%lld) of requests[%lld]",
+                           (long long)args->kv_capacity, (long long)out->kv_seq_len, b);
     }
     out->cache_index = in->cache_index;
     return TREEATTN_OK;
@@ -136,7 +139,8 @@ static treeattn_status check_cache(const treeattn_plan_args *args, int64_t index
   const int64_t pages = out->kv_seq_len / args->page_size + (out->kv_seq_len % args->page_size != 0);
   if (in->page_table_len < pages) {
     return FAIL_ARGUMENT("requests[%lld].page_table_len is %lld: %lld slots in pages of %lld need %lld", b,
-                         (long long)in->page_table_len, (long long)out->kv_seq_len, (long long)args->page_size, (long long)pages);
+                         (long long)in->page_table_len, (long long)out->kv_seq_len, (long long)args->page_size,
+                         (long long)pages);
   }
   if (pages > 0 && in->page_table == NULL) {
     return FAIL_ARGUMENT("requests[%lld].page_table is NULL: %lld pages are needed", b, (long long)pages);
@@ -151,18 +155,19 @@ static treeattn_status check_cache(const treeattn_plan_args *args, int64_t index
   return TREEATTN_OK;
 }
 
-static treeattn_status copy_queries(int64_t index, const treeattn_request *in, const ta_request *out, int32_t *node_of_row,
-                                    uint64_t *marks, treeattn_error *error) {
+static treeattn_status copy_queries(int64_t index, const treeattn_request *in, const ta_request *out,
+                                    int32_t *node_of_row, uint64_t *marks, treeattn_error *error) {
   const long long b = index;
   memset(marks, 0, (size_t)((out->num_nodes + 63) / 64) * sizeof *marks);
   for (int64_t r = 0; r < out->num_rows; ++r) {
     const int32_t node = in->query_nodes[r];
     if (node < 0 || node >= out->num_nodes) {
-      return FAIL_ARGUMENT("requests[%lld].query_nodes[%lld] is %d: must be 0 to num_nodes (%lld) - 1", b, (long long)r, (int)node,
-                           (long long)out->num_nodes);
+      return FAIL_ARGUMENT("requests[%lld].query_nodes[%lld] is %d: must be 0 to num_nodes (%lld) - 1", b, (long long)r,
+                           (int)node, (long long)out->num_nodes);
     }
     if (marks[node / 64] >> (node % 64) & 1) {
-      return FAIL_ARGUMENT("requests[%lld].query_nodes[%lld] is %d, which is there already", b, (long long)r, (int)node);
+      return FAIL_ARGUMENT("requests[%lld].query_nodes[%lld] is %d, which is there already", b, (long long)r,
+                           (int)node);
     }
     marks[node / 64] |= (uint64_t)1 << (node % 64);
     node_of_row[r] = node;
@@ -177,15 +182,16 @@ typedef struct request_arrays {
   int32_t *tail_position;
 } request_arrays;
 
-static void set_row(const treeattn_plan_args *args, const ta_request *out, const request_arrays *a, int64_t r, int64_t position) {
+static void set_row(const treeattn_plan_args *args, const ta_request *out, const request_arrays *a, int64_t r,
+                    int64_t position) {
   const int64_t first = args->window > 0 ? ta_max_i64(0, position - args->window + 1) : 0;
   a->row_position[r] = (int32_t)position;
   a->first_visible[r] = (int32_t)first;
   a->prefix_first[r] = (int32_t)ta_min_i64(first, out->prefix_len);
 }
 
-static treeattn_status fill_tree(const treeattn_plan_args *args, int64_t index, const treeattn_request *in, ta_request *out,
-                                 const request_arrays *a, treeattn_error *error) {
+static treeattn_status fill_tree(const treeattn_plan_args *args, int64_t index, const treeattn_request *in,
+                                 ta_request *out, const request_arrays *a, treeattn_error *error) {
   const int64_t nodes = out->num_nodes;
   treeattn_status status = TREEATTN_OK;
   if (in->mask_kind == TREEATTN_MASK_CHAIN) {
@@ -209,8 +215,9 @@ static treeattn_status fill_tree(const treeattn_plan_args *args, int64_t index, 
     a->run_start[i] = parent >= 0 && parent == i - 1 ? a->run_start[i - 1] : (int32_t)i;
     if (in->positions != NULL && in->positions[i] != out->prefix_len + a->depth[i]) {
       return ta_fail(error, TREEATTN_ERROR_INVALID_TREE,
-                     "requests[%lld].positions[%lld] is %d: a tree's node has prefix_len (%lld) + depth (%d)", (long long)index,
-                     (long long)i, (int)in->positions[i], (long long)out->prefix_len, (int)a->depth[i]);
+                     "requests[%lld].positions[%lld] is %d: a tree's node has prefix_len (%lld) + depth (%d)",
+                     (long long)index, (long long)i, (int)in->positions[i], (long long)out->prefix_len,
+                     (int)a->depth[i]);
     }
   }
   int64_t lowest = INT64_MAX;
@@ -250,13 +257,15 @@ static int64_t count_ones(uint64_t bits) {
 }
 
 /* Where a dense mask is invalid: found again, column by column, once it is known to be. */
-static treeattn_status fail_mask(int64_t index, const float *row, int64_t node, int64_t columns, treeattn_error *error) {
+static treeattn_status fail_mask(int64_t index, const float *row, int64_t node, int64_t columns,
+                                 treeattn_error *error) {
   int64_t c = 0;
   while (c + 1 < columns && row[c] < INFINITY) {
     ++c;
   }
-  return ta_fail(error, TREEATTN_ERROR_INVALID_MASK, "requests[%lld].mask row %lld, column %lld is %f: must be finite or -infinity",
-                 (long long)index, (long long)node, (long long)c, (double)row[c]);
+  return ta_fail(error, TREEATTN_ERROR_INVALID_MASK,
+                 "requests[%lld].mask row %lld, column %lld is %f: must be finite or -infinity", (long long)index,
+                 (long long)node, (long long)c, (double)row[c]);
 }
 
 /* The tail positions of one row must differ from each other, or the order of its keys would not be defined. */
@@ -267,8 +276,9 @@ static treeattn_status check_row_positions(int64_t index, int64_t node, const ta
     if (bits[j / 64] >> (j % 64) & 1) {
       const int64_t offset = tail_position[j] - out->prefix_len;
       if (marks[offset / 64] >> (offset % 64) & 1) {
-        return ta_fail(error, TREEATTN_ERROR_INVALID_TREE, "requests[%lld].positions[%lld] is %d: row %lld sees that position twice",
-                       (long long)index, (long long)j, (int)tail_position[j], (long long)node);
+        return ta_fail(error, TREEATTN_ERROR_INVALID_TREE,
+                       "requests[%lld].positions[%lld] is %d: row %lld sees that position twice", (long long)index,
+                       (long long)j, (int)tail_position[j], (long long)node);
       }
       marks[offset / 64] |= (uint64_t)1 << (offset % 64);
     }
@@ -276,17 +286,19 @@ static treeattn_status check_row_positions(int64_t index, int64_t node, const ta
   return TREEATTN_OK;
 }
 
-static treeattn_status fill_positions(int64_t index, const treeattn_request *in, const ta_request *out, const request_arrays *a,
-                                      treeattn_error *error) {
+static treeattn_status fill_positions(int64_t index, const treeattn_request *in, const ta_request *out,
+                                      const request_arrays *a, treeattn_error *error) {
   if (out->num_tail != out->num_nodes) {
-    return FAIL_ARGUMENT("requests[%lld].positions is not NULL: num_nodes (%lld) rows over kv_seq_len (%lld) slots have no slots of "
-                         "their own",
-                         (long long)index, (long long)out->num_nodes, (long long)out->kv_seq_len);
+    return FAIL_ARGUMENT(
+        "requests[%lld].positions is not NULL: num_nodes (%lld) rows over kv_seq_len (%lld) slots have no slots of "
+        "their own",
+        (long long)index, (long long)out->num_nodes, (long long)out->kv_seq_len);
   }
   for (int64_t j = 0; j < out->num_nodes; ++j) {
     if (in->positions[j] < out->prefix_len || in->positions[j] >= out->prefix_len + out->num_nodes) {
-      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE, "requests[%lld].positions[%lld] is %d: must be prefix_len (%lld) to %lld",
-                     (long long)index, (long long)j, (int)in->positions[j], (long long)out->prefix_len,
+      return ta_fail(error, TREEATTN_ERROR_INVALID_TREE,
+                     "requests[%lld].positions[%lld] is %d: must be prefix_len (%lld) to %lld", (long long)index,
+                     (long long)j, (int)in->positions[j], (long long)out->prefix_len,
                      (long long)(out->prefix_len + out->num_nodes - 1));
     }
     a->tail_position[j] = in->positions[j];
@@ -296,8 +308,8 @@ static treeattn_status fill_positions(int64_t index, const treeattn_request *in,
 
 /* Reads the prefix part of a row into bits. Returns where it starts to see (the prefix length if nowhere), and in *plain
  * whether it sees everything from there on. */
-static int64_t read_prefix(const treeattn_request *in, const void *row, int64_t first_slot, const ta_request *out, uint64_t *bits,
-                           ta_mask_facts *facts, bool *plain) {
+static int64_t read_prefix(const treeattn_request *in, const void *row, int64_t first_slot, const ta_request *out,
+                           uint64_t *bits, ta_mask_facts *facts, bool *plain) {
   int64_t first = out->prefix_len;
   int64_t seen = 0;
   for (int64_t word = 0; word < out->prefix_words; ++word) {
@@ -313,7 +325,8 @@ static int64_t read_prefix(const treeattn_request *in, const void *row, int64_t 
 }
 
 static treeattn_status fill_mask(const treeattn_plan_args *args, int64_t index, const treeattn_request *in,
-                                 const request_sizes *sizes, ta_request *out, const request_arrays *a, treeattn_error *error) {
+                                 const request_sizes *sizes, ta_request *out, const request_arrays *a,
+                                 treeattn_error *error) {
   const size_t element = in->mask_kind == TREEATTN_MASK_DENSE_F32 ? sizeof(float) : 1;
   const int64_t first_slot = out->kv_seq_len - sizes->columns;
   ta_mask_facts facts = {false, false};
@@ -334,8 +347,8 @@ static treeattn_status fill_mask(const treeattn_plan_args *args, int64_t index, 
     int64_t position = out->prefix_len;
     int64_t seen = 0;
     for (int64_t word = 0; word < out->tail_words; ++word) {
-      tail[word] = slot_bits(in->mask_kind, row, first_slot, out->prefix_len + 64 * word, ta_min_i64(64, out->num_tail - 64 * word),
-                             &facts);
+      tail[word] = slot_bits(in->mask_kind, row, first_slot, out->prefix_len + 64 * word,
+                             ta_min_i64(64, out->num_tail - 64 * word), &facts);
       seen += count_ones(tail[word]);
     }
     position += ta_max_i64(seen, 1) - 1;
@@ -374,8 +387,8 @@ static treeattn_status fill_mask(const treeattn_plan_args *args, int64_t index, 
   return TREEATTN_OK;
 }
 
-treeattn_status ta_plan_request(const treeattn_plan_args *args, int64_t index, const treeattn_request *in, ta_arena *arena,
-                                ta_request *out, treeattn_error *error) {
+treeattn_status ta_plan_request(const treeattn_plan_args *args, int64_t index, const treeattn_request *in,
+                                ta_arena *arena, ta_request *out, treeattn_error *error) {
   request_sizes sizes;
   memset(out, 0, sizeof *out);
   treeattn_status status = check_lengths(index, in, out, error);
@@ -424,8 +437,10 @@ treeattn_status ta_plan_request(const treeattn_plan_args *args, int64_t index, c
     a.tail_position = in->positions == NULL ? NULL : ta_arena_take(arena, nodes, sizeof(int32_t));
   }
   if (arena->overflow) {
-    return ta_fail(error, TREEATTN_ERROR_OVERFLOW, "requests[%lld]: a plan for num_nodes (%lld) and kv_seq_len (%lld) does not fit in "
-                   "memory", (long long)index, (long long)nodes, (long long)out->kv_seq_len);
+    return ta_fail(error, TREEATTN_ERROR_OVERFLOW,
+                   "requests[%lld]: a plan for num_nodes (%lld) and kv_seq_len (%lld) does not fit in "
+                   "memory",
+                   (long long)index, (long long)nodes, (long long)out->kv_seq_len);
   }
   if (arena->base == NULL) {
     return TREEATTN_OK;

@@ -19,7 +19,8 @@ treeattn_status treeattn_pool_create(int64_t num_threads, treeattn_pool **pool, 
   }
   *pool = NULL;
   if (num_threads < 0 || num_threads > 1024) {
-    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "num_threads is %lld: must be 0 to 1024", (long long)num_threads);
+    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "num_threads is %lld: must be 0 to 1024",
+                   (long long)num_threads);
   }
   treeattn_pool *made = malloc(sizeof *made);
   if (made == NULL) {
@@ -28,7 +29,8 @@ treeattn_status treeattn_pool_create(int64_t num_threads, treeattn_pool **pool, 
   made->threads = pthreadpool_create((size_t)num_threads);
   if (made->threads == NULL) {
     free(made);
-    return ta_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "pool: %lld threads could not be started", (long long)num_threads);
+    return ta_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "pool: %lld threads could not be started",
+                   (long long)num_threads);
   }
   *pool = made;
   return TREEATTN_OK;
@@ -63,7 +65,8 @@ treeattn_status treeattn_pool_create(int64_t num_threads, treeattn_pool **pool, 
     *pool = NULL;
   }
   (void)num_threads;
-  return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED, "pool: this build has no thread pool; give an executor of your own");
+  return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED,
+                 "pool: this build has no thread pool; give an executor of your own");
 }
 
 void treeattn_pool_destroy(treeattn_pool *pool) {

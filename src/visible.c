@@ -75,7 +75,8 @@ static void mask_visible(const ta_request *request, int64_t row, int64_t base, u
   }
 }
 
-void ta_row_visible(const ta_request *request, int64_t row, int64_t leaf, uint64_t seen[TA_LEAF_WORDS], int32_t slots[TA_LEAF]) {
+void ta_row_visible(const ta_request *request, int64_t row, int64_t leaf, uint64_t seen[TA_LEAF_WORDS],
+                    int32_t slots[TA_LEAF]) {
   const int64_t base = leaf * TA_LEAF;
   memset(seen, 0, TA_LEAF_WORDS * sizeof *seen);
   prefix_visible(request, row, base, seen);

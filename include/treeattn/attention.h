@@ -99,7 +99,8 @@ typedef struct treeattn_request {
 } treeattn_request;
 
 #define TREEATTN_AUTO ((int64_t)-1)
-#define TREEATTN_REQUEST_INIT {0, TREEATTN_AUTO, TREEATTN_AUTO, TREEATTN_MASK_CHAIN, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define TREEATTN_REQUEST_INIT \
+  { 0, TREEATTN_AUTO, TREEATTN_AUTO, TREEATTN_MASK_CHAIN, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* ---- the plan --------------------------------------------------------------------------------------------- */
 
@@ -144,16 +145,16 @@ typedef struct treeattn_plan_args {
   size_t request_bytes; /* sizeof(treeattn_request), so that the array can grow with later versions */
 
   int64_t num_heads;
-  int64_t num_kv_heads; /* divides num_heads */
-  int64_t head_dim;     /* of Q and K: 8 to 1024 in steps of 8 */
-  int64_t head_dim_v;   /* of V and the output, likewise; 0: head_dim */
+  int64_t num_kv_heads;     /* divides num_heads */
+  int64_t head_dim;         /* of Q and K: 8 to 1024 in steps of 8 */
+  int64_t head_dim_v;       /* of V and the output, likewise; 0: head_dim */
   treeattn_dtype q_dtype;   /* CPU: F32. 0: F32 */
   treeattn_dtype out_dtype; /* CPU: F32. 0: F32 */
   treeattn_dtype kv_dtype;  /* F32, F16 or BF16 */
 
-  float scale;     /* finite; 0 is taken literally. TREEATTN_PLAN_ARGS_INIT leaves 0: set it, usually 1/sqrt(head_dim) */
-  float softcap;   /* > 0, or 0: off */
-  int64_t window;  /* keys that a row sees by position, itself included; 0: no window */
+  float scale;    /* finite; 0 is taken literally. TREEATTN_PLAN_ARGS_INIT leaves 0: set it, usually 1/sqrt(head_dim) */
+  float softcap;  /* > 0, or 0: off */
+  int64_t window; /* keys that a row sees by position, itself included; 0: no window */
   int64_t page_size;     /* 0: contiguous cache. Otherwise slots per page, 1 or more */
   int64_t kv_capacity;   /* contiguous: slots per (sequence, KV head), at least every kv_seq_len */
   int64_t num_sequences; /* contiguous: sequences in the cache; 0: num_requests. Paged: ignored */
@@ -167,20 +168,24 @@ typedef struct treeattn_plan_args {
 
   treeattn_mode mode;
   treeattn_isa isa;
-  int64_t num_workers; /* how many tasks run at once, at most 1024. 0: 1. Changes scratch and tasks, never a bit of the result */
+  int64_t
+      num_workers; /* how many tasks run at once, at most 1024. 0: 1. Changes scratch and tasks, never a bit of the result */
 } treeattn_plan_args;
 
 #ifdef __cplusplus
-#define TREEATTN_PLAN_ARGS_INIT {sizeof(treeattn_plan_args)}
+#define TREEATTN_PLAN_ARGS_INIT \
+  { sizeof(treeattn_plan_args) }
 #else
-#define TREEATTN_PLAN_ARGS_INIT {.struct_size = sizeof(treeattn_plan_args)}
+#define TREEATTN_PLAN_ARGS_INIT \
+  { .struct_size = sizeof(treeattn_plan_args) }
 #endif
 
 typedef struct treeattn_plan treeattn_plan;
 
 /* The bytes that treeattn_plan_init needs for these arguments. Checks sizes, not the content of masks.
  * For trees the answer is close to what is used; for dense masks it is the worst case over contents. */
-TREEATTN_API treeattn_status treeattn_plan_bytes(const treeattn_plan_args *args, size_t *plan_bytes, treeattn_error *error);
+TREEATTN_API treeattn_status treeattn_plan_bytes(const treeattn_plan_args *args, size_t *plan_bytes,
+                                                 treeattn_error *error);
 
 /*
  * Checks everything and makes a plan inside `memory` (any alignment, at least treeattn_plan_bytes), which must outlive the plan and not move.
@@ -192,17 +197,18 @@ TREEATTN_API treeattn_status treeattn_plan_init(const treeattn_plan_args *args, 
                                                 treeattn_plan **plan, treeattn_error *error);
 
 /* The same with memory from malloc. Destroy with treeattn_plan_destroy, which accepts NULL. */
-TREEATTN_API treeattn_status treeattn_plan_create(const treeattn_plan_args *args, treeattn_plan **plan, treeattn_error *error);
+TREEATTN_API treeattn_status treeattn_plan_create(const treeattn_plan_args *args, treeattn_plan **plan,
+                                                  treeattn_error *error);
 TREEATTN_API void treeattn_plan_destroy(treeattn_plan *plan);
 
 /* What the plan decided. */
 typedef struct treeattn_plan_info {
   size_t struct_size;
-  size_t scratch_bytes;     /* working memory of a run, for all workers */
-  size_t worker_bytes;      /* the part of it that each worker has for itself */
-  size_t partial_bytes;     /* the part that holds partial results between the two stages */
-  int64_t num_query_rows;   /* T */
-  int64_t num_tasks[2];     /* independent tasks in stage 0 (attend) and stage 1 (combine; may be 0) */
+  size_t scratch_bytes;   /* working memory of a run, for all workers */
+  size_t worker_bytes;    /* the part of it that each worker has for itself */
+  size_t partial_bytes;   /* the part that holds partial results between the two stages */
+  int64_t num_query_rows; /* T */
+  int64_t num_tasks[2];   /* independent tasks in stage 0 (attend) and stage 1 (combine; may be 0) */
   int64_t num_workers;
   treeattn_isa isa;
   treeattn_mode mode;
@@ -210,16 +216,19 @@ typedef struct treeattn_plan_info {
 } treeattn_plan_info;
 
 #ifdef __cplusplus
-#define TREEATTN_PLAN_INFO_INIT {sizeof(treeattn_plan_info)}
+#define TREEATTN_PLAN_INFO_INIT \
+  { sizeof(treeattn_plan_info) }
 #else
-#define TREEATTN_PLAN_INFO_INIT {.struct_size = sizeof(treeattn_plan_info)}
+#define TREEATTN_PLAN_INFO_INIT \
+  { .struct_size = sizeof(treeattn_plan_info) }
 #endif
 
-TREEATTN_API treeattn_status treeattn_plan_get_info(const treeattn_plan *plan, treeattn_plan_info *info, treeattn_error *error);
+TREEATTN_API treeattn_status treeattn_plan_get_info(const treeattn_plan *plan, treeattn_plan_info *info,
+                                                    treeattn_error *error);
 
 /* Positions of the T query rows (what RoPE is given), in order. capacity counts elements. */
-TREEATTN_API treeattn_status treeattn_plan_get_positions(const treeattn_plan *plan, int32_t *positions, int64_t capacity,
-                                                         treeattn_error *error);
+TREEATTN_API treeattn_status treeattn_plan_get_positions(const treeattn_plan *plan, int32_t *positions,
+                                                         int64_t capacity, treeattn_error *error);
 
 /* ---- the run ---------------------------------------------------------------------------------------------- */
 
@@ -228,7 +237,8 @@ TREEATTN_API treeattn_status treeattn_plan_get_positions(const treeattn_plan *pl
  * after another, and returns when all are done: 0, or anything else if the work could not be started, in which case no
  * task may have run.
  */
-typedef int (*treeattn_parallel_for_fn)(void *context, void (*task)(void *arg, size_t index), void *arg, size_t num_tasks);
+typedef int (*treeattn_parallel_for_fn)(void *context, void (*task)(void *arg, size_t index), void *arg,
+                                        size_t num_tasks);
 
 typedef struct treeattn_executor {
   treeattn_parallel_for_fn parallel_for; /* NULL: the calling thread does everything */
@@ -244,7 +254,8 @@ typedef struct treeattn_run_args {
   size_t k_bytes;
   const void *v; /* may overlap k (MLA) */
   size_t v_bytes;
-  const float *sinks; /* [num_heads], or NULL for none. -infinity: no sink for this head. NaN and +infinity are errors */
+  const float
+      *sinks; /* [num_heads], or NULL for none. -infinity: no sink for this head. NaN and +infinity are errors */
   size_t sinks_bytes;
   void *out; /* overlaps none of the inputs */
   size_t out_bytes;
@@ -256,13 +267,16 @@ typedef struct treeattn_run_args {
 } treeattn_run_args;
 
 #ifdef __cplusplus
-#define TREEATTN_RUN_ARGS_INIT {sizeof(treeattn_run_args)}
+#define TREEATTN_RUN_ARGS_INIT \
+  { sizeof(treeattn_run_args) }
 #else
-#define TREEATTN_RUN_ARGS_INIT {.struct_size = sizeof(treeattn_run_args)}
+#define TREEATTN_RUN_ARGS_INIT \
+  { .struct_size = sizeof(treeattn_run_args) }
 #endif
 
 /* Attends every query row of the plan. Allocates nothing. Runs of one plan may overlap if their scratch and outputs do not. */
-TREEATTN_API treeattn_status treeattn_attend(const treeattn_plan *plan, const treeattn_run_args *run, treeattn_error *error);
+TREEATTN_API treeattn_status treeattn_attend(const treeattn_plan *plan, const treeattn_run_args *run,
+                                             treeattn_error *error);
 
 /*
  * The same as independent tasks, for engines whose threads already run and meet at a barrier of their own:
@@ -275,7 +289,8 @@ TREEATTN_API treeattn_status treeattn_attend(const treeattn_plan *plan, const tr
  * `worker` is a number below num_workers that no other running task uses. Tasks check nothing and cannot fail;
  * indices out of range do nothing.
  */
-TREEATTN_API treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_run_args *run, treeattn_error *error);
+TREEATTN_API treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_run_args *run,
+                                                   treeattn_error *error);
 TREEATTN_API void treeattn_attend_task(const treeattn_plan *plan, const treeattn_run_args *run, int stage, int64_t task,
                                        int64_t worker);
 
@@ -340,15 +355,16 @@ TREEATTN_API size_t treeattn_tmp_buffer_bytes(uint32_t num_heads, uint32_t head_
 
 /* These two plan and run in one call. They use tmp where it is large enough for plan and scratch and malloc otherwise; callers
  * who repeat a mask over layers, or who must not allocate, make a plan instead. `executor` may be NULL. */
-TREEATTN_API treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *params, const treeattn_tensor *q,
-                                                     const treeattn_tensor *k, const treeattn_tensor *v,
-                                                     const treeattn_tensor *mask, const treeattn_tensor *output,
-                                                     const treeattn_tensor *tmp, const treeattn_executor *executor,
-                                                     treeattn_error *error);
-TREEATTN_API treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *params, const treeattn_tensor *q,
-                                                     const treeattn_tensor *k, const treeattn_tensor *v,
+TREEATTN_API treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *params,
+                                                     const treeattn_tensor *q, const treeattn_tensor *k,
+                                                     const treeattn_tensor *v, const treeattn_tensor *mask,
                                                      const treeattn_tensor *output, const treeattn_tensor *tmp,
                                                      const treeattn_executor *executor, treeattn_error *error);
+TREEATTN_API treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *params,
+                                                     const treeattn_tensor *q, const treeattn_tensor *k,
+                                                     const treeattn_tensor *v, const treeattn_tensor *output,
+                                                     const treeattn_tensor *tmp, const treeattn_executor *executor,
+                                                     treeattn_error *error);
 
 /* ---- merging partial results ------------------------------------------------------------------------------ */
 

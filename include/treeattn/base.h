@@ -49,14 +49,14 @@ extern "C" {
 typedef enum treeattn_status {
   TREEATTN_OK = 0,
   TREEATTN_ERROR_INVALID_ARGUMENT = 1, /* a field is outside its documented range, or two fields disagree */
-  TREEATTN_ERROR_INVALID_TREE = 2,     /* a parent out of order or out of range, a cycle, a bad interval, a bad position */
-  TREEATTN_ERROR_INVALID_MASK = 3,     /* a NaN or +infinity in a dense f32 mask */
-  TREEATTN_ERROR_INVALID_VALUE = 4,    /* a NaN where a number is required: logits, probabilities, scores, sinks */
-  TREEATTN_ERROR_UNSUPPORTED = 5,      /* a legal request that this build or this machine cannot serve */
+  TREEATTN_ERROR_INVALID_TREE = 2,  /* a parent out of order or out of range, a cycle, a bad interval, a bad position */
+  TREEATTN_ERROR_INVALID_MASK = 3,  /* a NaN or +infinity in a dense f32 mask */
+  TREEATTN_ERROR_INVALID_VALUE = 4, /* a NaN where a number is required: logits, probabilities, scores, sinks */
+  TREEATTN_ERROR_UNSUPPORTED = 5,   /* a legal request that this build or this machine cannot serve */
   TREEATTN_ERROR_BUFFER_TOO_SMALL = 6, /* a buffer holds fewer bytes than its shape needs */
   TREEATTN_ERROR_OVERFLOW = 7,         /* a product of sizes does not fit in 64 bits */
-  TREEATTN_ERROR_OUT_OF_MEMORY = 8,    /* malloc failed (only *_create functions and the seed-compatible entry points) */
-  TREEATTN_ERROR_BACKEND = 9           /* an accelerator's driver or an executor reported a failure */
+  TREEATTN_ERROR_OUT_OF_MEMORY = 8, /* malloc failed (only *_create functions and the seed-compatible entry points) */
+  TREEATTN_ERROR_BACKEND = 9        /* an accelerator's driver or an executor reported a failure */
 } treeattn_status;
 
 #define TREEATTN_ERROR_MESSAGE_BYTES 256

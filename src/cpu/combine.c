@@ -13,8 +13,8 @@ void ta_join(ta_merge_fn merge, ta_state *state_a, float *out_a, ta_state state_
   }
 }
 
-void ta_finish_row(const treeattn_plan *plan, const treeattn_run_args *run, const ta_request *request, int64_t row, int64_t h,
-                   ta_state state, float *out) {
+void ta_finish_row(const treeattn_plan *plan, const treeattn_run_args *run, const ta_request *request, int64_t row,
+                   int64_t h, ta_state state, float *out) {
   float *target = ta_out_row(plan, run, request, row, h);
   const int64_t width = plan->head_dim_v;
   if (ta_state_is_empty(state)) { /* sees nothing: the sink does not matter */

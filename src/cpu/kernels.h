@@ -26,6 +26,7 @@ typedef struct ta_kernels {
   int64_t row_vector;  /* rows are padded to a multiple of this */
   int64_t panel_width; /* channels of a value panel */
   int64_t max_rows;    /* rows of a block, when the head is small */
+  int64_t few_rows;    /* up to this many rows take their values straight from the cache */
 
   /* count elements of a 16- or 32-bit cache row into f32. */
   void (*convert)(treeattn_dtype dtype, const void *source, int64_t count, float *target);
@@ -33,8 +34,8 @@ typedef struct ta_kernels {
   void (*convert_panels)(treeattn_dtype dtype, const void *source, int64_t count, float *target, int64_t panel_stride);
 
   /* s[j][r] = chain over d of fma(qt[d][r], k[j][d], .) from zero, r < rows (a multiple of row_vector), j < keys. */
-  void (*scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys, int64_t head_dim, float *s,
-                 int64_t lds);
+  void (*scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys,
+                 int64_t head_dim, float *s, int64_t lds);
   /* s = cap * tanh(s) */
   void (*softcap)(float *s, int64_t lds, int64_t rows, int64_t keys, float cap);
   /* max[r] = max(max[r], s[j][r]) */
@@ -42,8 +43,11 @@ typedef struct ta_kernels {
   /* s = exp2(s - max[r]), and where sum is not NULL sum[r] += s, j ascending. */
   void (*weights)(float *s, int64_t lds, int64_t rows, int64_t keys, const float *max, float *sum);
   /* out[r][d] = chain over j of fma(s[j][r], v[j][d], .) on top of what out holds; r < rows, any number. */
-  void (*values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels, int64_t keys,
-                 float *out, int64_t ldo);
+  void (*values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels,
+                 int64_t keys, float *out, int64_t ldo);
+  /* The same for 1 to few_rows rows, from cache rows of `count` elements: converting them costs less than storing them. */
+  void (*values_of_rows)(const float *s, int64_t lds, int64_t rows, treeattn_dtype dtype, const void *const *v,
+                         int64_t keys, int64_t count, float *out, int64_t ldo);
   /* a = fma(b, weight_b, a * weight_a) */
   void (*merge)(float *a, const float *b, int64_t count, float weight_a, float weight_b);
   /* result = a / sum, NaN made canonical */

@@ -102,7 +102,8 @@ INLINE void convert_panels_as(const int dtype, const void *source, int64_t count
   }
 }
 
-static void NAME(convert_panels)(treeattn_dtype dtype, const void *source, int64_t count, float *target, int64_t panel_stride) {
+static void NAME(convert_panels)(treeattn_dtype dtype, const void *source, int64_t count, float *target,
+                                 int64_t panel_stride) {
   switch (dtype) {
     case TREEATTN_F32: convert_panels_as(TREEATTN_F32, source, count, target, panel_stride); break;
     case TREEATTN_F16: convert_panels_as(TREEATTN_F16, source, count, target, panel_stride); break;
@@ -112,8 +113,8 @@ static void NAME(convert_panels)(treeattn_dtype dtype, const void *source, int64
 
 /* ---- scores: lanes are rows, keys are broadcast ---- */
 
-INLINE void score_tile(const int vectors, const int keys, const float *qt, int64_t ldq, const float *k, int64_t ldk, int64_t head_dim,
-                       float *s, int64_t lds) {
+INLINE void score_tile(const int vectors, const int keys, const float *qt, int64_t ldq, const float *k, int64_t ldk,
+                       int64_t head_dim, float *s, int64_t lds) {
   vf sum[SCORE_KEYS_NARROW > SCORE_KEYS ? SCORE_KEYS_NARROW : SCORE_KEYS][SCORE_VECTORS];
   UNROLL
   for (int j = 0; j < keys; ++j) {
@@ -146,32 +147,35 @@ INLINE void score_tile(const int vectors, const int keys, const float *qt, int64
   }
 }
 
-#define SCORE_CASE(vectors, n) \
-  case n: score_tile(vectors, n, qt, ldq, k, ldk, head_dim, s, lds); break;
+#define SCORE_CASE(vectors, n)                                 \
+  case n:                                                      \
+    score_tile(vectors, n, qt, ldq, k, ldk, head_dim, s, lds); \
+    break;
 
-#define SCORE_REST(name, vectors)                                                                                                  \
-  static void name(int64_t keys, const float *qt, int64_t ldq, const float *k, int64_t ldk, int64_t head_dim, float *s, int64_t lds) { \
-    switch (keys) {                                                                                                                \
-      SCORE_CASE(vectors, 1)                                                                                                       \
-      SCORE_CASE(vectors, 2)                                                                                                       \
-      SCORE_CASE(vectors, 3)                                                                                                       \
-      SCORE_CASE(vectors, 4)                                                                                                       \
-      SCORE_CASE(vectors, 5)                                                                                                       \
-      SCORE_CASE(vectors, 6)                                                                                                       \
-      SCORE_CASE(vectors, 7)                                                                                                       \
-      SCORE_CASE(vectors, 8)                                                                                                       \
-      SCORE_CASE(vectors, 9)                                                                                                       \
-      SCORE_CASE(vectors, 10)                                                                                                      \
-      SCORE_CASE(vectors, 11)                                                                                                      \
-      default: break;                                                                                                              \
-    }                                                                                                                              \
+#define SCORE_REST(name, vectors)                                                                             \
+  static void name(int64_t keys, const float *qt, int64_t ldq, const float *k, int64_t ldk, int64_t head_dim, \
+                   float *s, int64_t lds) {                                                                   \
+    switch (keys) {                                                                                           \
+      SCORE_CASE(vectors, 1)                                                                                  \
+      SCORE_CASE(vectors, 2)                                                                                  \
+      SCORE_CASE(vectors, 3)                                                                                  \
+      SCORE_CASE(vectors, 4)                                                                                  \
+      SCORE_CASE(vectors, 5)                                                                                  \
+      SCORE_CASE(vectors, 6)                                                                                  \
+      SCORE_CASE(vectors, 7)                                                                                  \
+      SCORE_CASE(vectors, 8)                                                                                  \
+      SCORE_CASE(vectors, 9)                                                                                  \
+      SCORE_CASE(vectors, 10)                                                                                 \
+      SCORE_CASE(vectors, 11)                                                                                 \
+      default: break;                                                                                         \
+    }                                                                                                         \
   }
 
 SCORE_REST(NAME(score_rest_wide), SCORE_VECTORS)
 SCORE_REST(NAME(score_rest_narrow), 1)
 
-static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys, int64_t head_dim,
-                         float *s, int64_t lds) {
+static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys,
+                         int64_t head_dim, float *s, int64_t lds) {
   int64_t r = 0;
   for (; r + SCORE_VECTORS * VW <= rows; r += SCORE_VECTORS * VW) {
     int64_t j = 0;
@@ -262,7 +266,8 @@ static void NAME(weights)(float *s, int64_t lds, int64_t rows, int64_t keys, con
 
 /* ---- values: lanes are channels, weights are broadcast ---- */
 
-INLINE void value_tile(const int rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out, int64_t ldo) {
+INLINE void value_tile(const int rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out,
+                       int64_t ldo) {
   vf sum[VALUE_ROWS][VALUE_VECTORS];
   UNROLL
   for (int r = 0; r < rows; ++r) {
@@ -298,7 +303,8 @@ INLINE void value_tile(const int rows, const float *s, int64_t lds, const float 
 #define VALUE_CASE(n) \
   case n: value_tile(n, s, lds, v, keys, out, ldo); break;
 
-static void NAME(value_rest)(int64_t rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out, int64_t ldo) {
+static void NAME(value_rest)(int64_t rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out,
+                             int64_t ldo) {
   switch (rows) {
     VALUE_CASE(1)
     VALUE_CASE(2)
@@ -317,8 +323,8 @@ static void NAME(value_rest)(int64_t rows, const float *s, int64_t lds, const fl
   }
 }
 
-static void NAME(values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels, int64_t keys,
-                         float *out, int64_t ldo) {
+static void NAME(values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride,
+                         int64_t panels, int64_t keys, float *out, int64_t ldo) {
   for (int64_t panel = 0; panel < panels; ++panel) {
     const float *values = v + panel * panel_stride;
     float *channels = out + panel * PANEL;
@@ -327,6 +333,93 @@ static void NAME(values)(const float *s, int64_t lds, int64_t rows, const float 
       value_tile(VALUE_ROWS, s + r, lds, values, keys, channels + r * ldo, ldo);
     }
     NAME(value_rest)(rows - r, s + r, lds, values, keys, channels + r * ldo, ldo);
+  }
+}
+
+/* Channels [d, d + vectors * VW) of a few rows; the conversion is part of the load. */
+INLINE void value_strip(const int dtype, const int rows, const int vectors, const float *s, int64_t lds,
+                        const void *const *v, int64_t keys, int64_t d, float *out, int64_t ldo) {
+  vf sum[VALUE_ROWS][VALUE_VECTORS];
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    UNROLL
+    for (int n = 0; n < vectors; ++n) {
+      sum[r][n] = v_load(out + r * ldo + d + n * VW);
+    }
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    vf value[VALUE_VECTORS];
+    UNROLL
+    for (int n = 0; n < vectors; ++n) {
+      value[n] = load_as(dtype, v[j], d + n * VW);
+    }
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const vf weight = v_set1(s[j * lds + r]);
+      UNROLL
+      for (int n = 0; n < vectors; ++n) {
+        sum[r][n] = v_fma(weight, value[n], sum[r][n]);
+      }
+    }
+  }
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    UNROLL
+    for (int n = 0; n < vectors; ++n) {
+      v_store(out + r * ldo + d + n * VW, sum[r][n]);
+    }
+  }
+}
+
+INLINE void value_strips(const int dtype, const int rows, const float *s, int64_t lds, const void *const *v,
+                         int64_t keys, int64_t count, float *out, int64_t ldo) {
+  int64_t d = 0;
+  for (; d + PANEL <= count; d += PANEL) {
+    value_strip(dtype, rows, VALUE_VECTORS, s, lds, v, keys, d, out, ldo);
+  }
+  for (; d + VW <= count; d += VW) {
+    value_strip(dtype, rows, 1, s, lds, v, keys, d, out, ldo);
+  }
+#ifdef TAIL8
+  for (int r = 0; d < count && r < rows; ++r) {
+    vf sum = v_load8(out + r * ldo + d);
+    for (int64_t j = 0; j < keys; ++j) {
+      sum = v_fma(v_set1(s[j * lds + r]), load8_as(dtype, v[j], d), sum);
+    }
+    v_store8(out + r * ldo + d, sum);
+  }
+#endif
+}
+
+#define FEW_CASE(dtype, n)                                    \
+  case n:                                                     \
+    value_strips(dtype, n, s, lds, v, keys, count, out, ldo); \
+    break;
+
+#define VALUES_OF_ROWS(name, dtype)                                                                              \
+  static void name(const float *s, int64_t lds, int64_t rows, const void *const *v, int64_t keys, int64_t count, \
+                   float *out, int64_t ldo) {                                                                    \
+    switch (rows) {                                                                                              \
+      FEW_CASE(dtype, 1)                                                                                         \
+      FEW_CASE(dtype, 2)                                                                                         \
+      FEW_CASE(dtype, 3)                                                                                         \
+      FEW_CASE(dtype, 4)                                                                                         \
+      FEW_CASE(dtype, 5)                                                                                         \
+      FEW_CASE(dtype, 6)                                                                                         \
+      default: break;                                                                                            \
+    }                                                                                                            \
+  }
+
+VALUES_OF_ROWS(NAME(values_of_f32), TREEATTN_F32)
+VALUES_OF_ROWS(NAME(values_of_f16), TREEATTN_F16)
+VALUES_OF_ROWS(NAME(values_of_bf16), TREEATTN_BF16)
+
+static void NAME(values_of_rows)(const float *s, int64_t lds, int64_t rows, treeattn_dtype dtype, const void *const *v,
+                                 int64_t keys, int64_t count, float *out, int64_t ldo) {
+  switch (dtype) {
+    case TREEATTN_F32: NAME(values_of_f32)(s, lds, rows, v, keys, count, out, ldo); break;
+    case TREEATTN_F16: NAME(values_of_f16)(s, lds, rows, v, keys, count, out, ldo); break;
+    case TREEATTN_BF16: NAME(values_of_bf16)(s, lds, rows, v, keys, count, out, ldo); break;
   }
 }
 
@@ -359,8 +452,8 @@ static void NAME(finish)(const float *a, int64_t count, float sum, float *result
 #endif
 }
 
-#define TABLE(isa_value)                                                                                                       \
-  {                                                                                                                            \
-    isa_value, VW, PANEL, MAX_ROWS, NAME(convert), NAME(convert_panels), NAME(scores), NAME(softcap), NAME(maximum),           \
-        NAME(weights), NAME(values), NAME(merge), NAME(finish)                                                                 \
+#define TABLE(isa_value)                                                                                 \
+  {                                                                                                      \
+    isa_value, VW, PANEL, MAX_ROWS, 6, NAME(convert), NAME(convert_panels), NAME(scores), NAME(softcap), \
+        NAME(maximum), NAME(weights), NAME(values), NAME(values_of_rows), NAME(merge), NAME(finish)      \
   }

@@ -52,7 +52,8 @@ static int64_t slot_of(const ta_request *request, const int32_t *slots, int64_t 
 }
 
 /* The score of one key in units of log2. */
-static float score(const treeattn_plan *plan, const ta_query_scale *scale, const float *query, const float *key, float bias) {
+static float score(const treeattn_plan *plan, const ta_query_scale *scale, const float *query, const float *key,
+                   float bias) {
   float t = 0.0f;
   for (int64_t d = 0; d < plan->head_dim; ++d) {
     t = fmaf(query[d], key[d], t);
@@ -72,8 +73,8 @@ static float bias_of(const ta_request *request, int64_t row, int64_t slot) {
 }
 
 /* One leaf of one row, from zero. */
-static ta_state attend_leaf(const treeattn_plan *plan, const treeattn_run_args *run, const ta_request *request, int64_t row,
-                            int64_t g, int64_t leaf, const ta_query_scale *scale, scalar_memory *memory) {
+static ta_state attend_leaf(const treeattn_plan *plan, const treeattn_run_args *run, const ta_request *request,
+                            int64_t row, int64_t g, int64_t leaf, const ta_query_scale *scale, scalar_memory *memory) {
   const int64_t base = leaf * TA_LEAF;
   uint64_t seen[TA_LEAF_WORDS];
   ta_row_visible(request, row, leaf, seen, memory->slots);
@@ -82,8 +83,10 @@ static ta_state attend_leaf(const treeattn_plan *plan, const treeattn_run_args *
   for (int64_t n = 0; n < TA_LEAF; ++n) {
     if (seen[n / 64] >> (n % 64) & 1) {
       const int64_t slot = slot_of(request, memory->slots, base, n);
-      load_row(plan, ta_cache_row(plan, request, run->k, slot, g, plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot),
-               plan->head_dim, memory->key);
+      load_row(
+          plan,
+          ta_cache_row(plan, request, run->k, slot, g, plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot),
+          plan->head_dim, memory->key);
       memory->scores[n] = score(plan, scale, memory->query, memory->key, bias_of(request, row, slot));
       state.max = memory->scores[n] > state.max ? memory->scores[n] : state.max;
     }
@@ -93,8 +96,10 @@ static ta_state attend_leaf(const treeattn_plan *plan, const treeattn_run_args *
     if (seen[n / 64] >> (n % 64) & 1) {
       const int64_t slot = slot_of(request, memory->slots, base, n);
       const float weight = ta_exp2(memory->scores[n] - state.max);
-      load_row(plan, ta_cache_row(plan, request, run->v, slot, g, plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot),
-               plan->head_dim_v, memory->value);
+      load_row(
+          plan,
+          ta_cache_row(plan, request, run->v, slot, g, plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot),
+          plan->head_dim_v, memory->value);
       state.sum += weight;
       for (int64_t d = 0; d < plan->head_dim_v; ++d) {
         memory->leaf[d] = fmaf(weight, memory->value[d], memory->leaf[d]);

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The blocked CPU back end: one block of rows against a chunk of leaves, over a kernel table. Every load of K and V is shared by
+ * the rows of the block. Within a leaf, positions fall into three kinds:
+ *
+ *   SHARED   every row of the block sees the same slot there       a matrix product without a mask
+ *   MIXED    the rows that see something there see the same slot   scores as above, values node by node
+ *   OWN      different nodes see different slots                   node by node
+ *
+ * Weights lie by position, so that each row's chain runs over ascending positions whatever the kinds are.
+ */
+#ifndef TA_CPU_DRIVER_H
+#define TA_CPU_DRIVER_H
+
+#include "backend.h"
+
+typedef enum ta_segment_kind { TA_SEGMENT_NONE, TA_SEGMENT_SHARED, TA_SEGMENT_MIXED, TA_SEGMENT_OWN } ta_segment_kind;
+
+typedef struct ta_segment {
+  int64_t begin, end; /* offsets within the leaf */
+  ta_segment_kind kind;
+} ta_segment;
+
+typedef struct ta_block_memory {
+  float *qt, *scores, *node_scores, *converted;
+  float *leaf_out, *group_out, *total_out;
+  float *leaf_max, *leaf_sum;
+  ta_state *group, *total;
+  uint64_t *seen; /* [nodes][TA_LEAF_WORDS] */
+  ta_segment *segments;
+  int32_t *common, *slots; /* [TA_LEAF]: the slot that all rows share, and one row's */
+} ta_block_memory;
+
+/* Sizes that follow from the plan. */
+typedef struct ta_block_shape {
+  int64_t rows_padded, ld, ldk, ldo, panels, keys_per_chunk, max_nodes;
+} ta_block_shape;
+
+typedef struct ta_block {
+  const treeattn_plan *plan;
+  const treeattn_run_args *run;
+  const ta_kernels *kernels;
+  const ta_task *task;
+  ta_block_shape shape;
+  ta_block_memory memory;
+  float cap;
+  int64_t nodes, heads, rows, rows_padded; /* of this block */
+  int64_t base;                            /* first position of the leaf */
+  int64_t num_segments;
+} ta_block;
+
+/* Keys of a chunk of values that a few rows take straight from the cache. */
+enum { TA_FEW_CHUNK = 64 };
+
+/* driver_segments.c: cuts the leaf into segments and records what each node of the block sees. */
+TA_HIDDEN void ta_find_segments(ta_block *b, int64_t leaf);
+/* The slots of a node's keys, by offset: the row's own walk. */
+TA_HIDDEN const int32_t *ta_slots_of_node(const ta_block *b, int64_t n);
+/* Offsets within a segment that a node sees; up to keys_per_chunk from *next on, which is moved past them. */
+TA_HIDDEN int64_t ta_next_offsets(const ta_block *b, const ta_segment *s, const uint64_t *seen, int64_t *next,
+                                  int32_t *offsets);
+/* driver_scores.c: scores and maxima of the leaf. */
+TA_HIDDEN void ta_score_leaf(ta_block *b);
+/* driver_values.c: weights, their sums and the weighted values of the leaf. */
+TA_HIDDEN void ta_value_leaf(const ta_block *b);
+
+static inline int64_t ta_round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+static inline bool ta_bit_of(const uint64_t *bits, int64_t n) {
+  return (bits[n / 64] >> (n % 64) & 1) != 0;
+}
+
+/* The slot at a position that is not OWN. */
+static inline int64_t ta_common_slot(const ta_block *b, int64_t o) {
+  const int64_t p = b->base + o;
+  return p < b->task->request->prefix_len ? p : b->memory.common[o];
+}
+
+/* Asks for the rows of `keys` shared slots from offset o on, which the next chunk converts, while this one is computed. */
+static inline void ta_prefetch_common(const ta_block *b, const void *base, int64_t stride_page, int64_t stride_head,
+                                      int64_t stride_slot, int64_t dim, int64_t o, int64_t keys) {
+#if defined(__GNUC__)
+  const treeattn_plan *plan = b->plan;
+  const int64_t row_bytes = dim * (plan->kv_dtype == TREEATTN_F32 ? 4 : 2);
+  for (int64_t j = 0; j < keys; ++j) {
+    const char *row = ta_cache_row(plan, b->task->request, base, ta_common_slot(b, o + j), b->task->g, stride_page,
+                                   stride_head, stride_slot);
+    for (int64_t byte = 0; byte < row_bytes; byte += 64) {
+      __builtin_prefetch(row + byte, 0, 3);
+    }
+  }
+#else
+  (void)b, (void)base, (void)stride_page, (void)stride_head, (void)stride_slot, (void)dim, (void)o, (void)keys;
+#endif
+}
+
+static inline void ta_prefetch_keys(const ta_block *b, int64_t o, int64_t end) {
+  const treeattn_plan *plan = b->plan;
+  ta_prefetch_common(b, b->run->k, plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot, plan->head_dim, o,
+                     ta_min_i64(b->shape.keys_per_chunk, end - o));
+}
+
+static inline void ta_prefetch_values(const ta_block *b, int64_t o, int64_t end) {
+  const treeattn_plan *plan = b->plan;
+  ta_prefetch_common(b, b->run->v, plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot, plan->head_dim_v, o,
+                     end - o);
+}
+
+#endif
