@@ -17,7 +17,8 @@
 #define TA_HIDDEN
 #endif
 
-/* Fills *error (if not NULL) with a one-line message and returns `status`, so that checks read `return ta_fail(...)`. */
+/* Fills *error (if not NULL) with a one-line message and returns `status`, so that checks read `return ta_fail(...)`.
+ * */
 TA_HIDDEN treeattn_status ta_fail(treeattn_error *error, treeattn_status status, const char *format, ...)
     TA_PRINTF(3, 4);
 

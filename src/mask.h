@@ -13,7 +13,8 @@ typedef struct ta_mask_facts {
   bool has_invalid; /* some cell is NaN or +infinity */
 } ta_mask_facts;
 
-/* Bits of columns [column, column + count), count <= 64, of a mask row; facts are joined into *facts (dense f32 only). */
+/* Bits of columns [column, column + count), count <= 64, of a mask row; facts are joined into *facts (dense f32
+ * only). */
 TA_HIDDEN uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count,
                                 ta_mask_facts *facts);
 

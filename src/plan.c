@@ -223,7 +223,8 @@ static treeattn_status lay_out_cache(const treeattn_plan_args *args, treeattn_pl
   return TREEATTN_OK;
 }
 
-/* Rows of a block: what fits into a share of a core's second-level cache together with its scores and partial results. */
+/* Rows of a block: what fits into a share of a core's second-level cache together with its scores and partial
+ * results. */
 static int64_t choose_block_rows(const treeattn_plan *plan) {
   if (plan->kernels == NULL) {
     return plan->group;
@@ -239,7 +240,8 @@ static int64_t div_up(int64_t a, int64_t b) {
   return a / b + (a % b != 0);
 }
 
-/* Cuts a request's rows into blocks of about equal size: whole nodes with all heads of a group, or some heads of one node. */
+/* Cuts a request's rows into blocks of about equal size: whole nodes with all heads of a group, or some heads of one
+ * node. */
 static void cut_rows(const treeattn_plan *plan, int64_t block_rows, ta_request *request) {
   if (plan->group <= block_rows) {
     const int64_t blocks = div_up(request->num_rows, block_rows / plan->group);
@@ -261,8 +263,8 @@ static int64_t chunks_of(const ta_request *request, int64_t chunk_leaves) {
 }
 
 /*
- * Cuts the keys of long requests, so that every worker has several tasks of about equal weight. A finer cut costs memory for the
- * partial results and changes no bit: a chunk is a whole number of groups or one leaf.
+ * Cuts the keys of long requests, so that every worker has several tasks of about equal weight. A finer cut costs
+ * memory for the partial results and changes no bit: a chunk is a whole number of groups or one leaf.
  */
 static void cut_leaves(const treeattn_plan *plan, double weight_limit, ta_request *request) {
   const double block_rows = (double)(request->nodes_per_block * request->heads_per_block);
@@ -516,7 +518,8 @@ bool ta_plan_task(const treeattn_plan *plan, int stage, int64_t index, ta_task *
   if ((stage != 0 && stage != 1) || index < 0 || index >= plan->num_tasks[stage]) {
     return false;
   }
-  /* The last request whose first task is not beyond the index; requests without tasks share their successor's number. */
+  /* The last request whose first task is not beyond the index; requests without tasks share their successor's number.
+   * */
   int64_t low = 0;
   int64_t high = plan->num_requests - 1;
   while (low < high) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checked plan: sizes, strides, what each row sees, and how the work is cut. Written once by plan.c, read by back ends. */
+/* The checked plan: sizes, strides, what each row sees, and how the work is cut. Written once by plan.c, read by back
+ * ends. */
 #ifndef TA_PLAN_H
 #define TA_PLAN_H
 
@@ -9,8 +10,9 @@
 
 /*
  * The order of every sum is a function of position alone. A leaf is TA_LEAF positions, computed from zero: the maximum
- * of its scores, then weights, their sum and the weighted values in one chain each over ascending positions. Leaves are folded from left to
- * right within a group of TA_GROUP_LEAVES, and groups are folded from left to right. docs/arithmetic.md is the specification.
+ * of its scores, then weights, their sum and the weighted values in one chain each over ascending positions. Leaves
+ * are folded from left to right within a group of TA_GROUP_LEAVES, and groups are folded from left to right.
+ * docs/arithmetic.md is the specification.
  */
 enum { TA_LEAF = 512, TA_GROUP_LEAVES = 8, TA_LEAF_WORDS = TA_LEAF / 64 };
 
@@ -28,7 +30,8 @@ typedef struct ta_request {
   const uint64_t *prefix_bits;  /* ... unless this is not NULL: bit p of the row's prefix_words words */
   int64_t prefix_words;
 
-  /* Trees: by node. A run is a maximal chain of nodes each of which is the parent of the next and has the next index. */
+  /* Trees: by node. A run is a maximal chain of nodes each of which is the parent of the next and has the next index.
+   * */
   const int32_t *parent, *run_start;
   /* Masks: bit j of a row's tail_words words says that it sees slot prefix_len + j. */
   const uint64_t *tail_bits;
@@ -83,8 +86,9 @@ typedef struct ta_task {
 TA_HIDDEN bool ta_plan_task(const treeattn_plan *plan, int stage, int64_t index, ta_task *task);
 
 /*
- * The keys that a row sees in a leaf: bit b of `seen` for position leaf * TA_LEAF + b, and for positions from prefix_len on the
- * slot in slots[b]. Entries of `slots` that belong to the prefix or to keys that are not seen are left alone.
+ * The keys that a row sees in a leaf: bit b of `seen` for position leaf * TA_LEAF + b, and for positions from
+ * prefix_len on the slot in slots[b]. Entries of `slots` that belong to the prefix or to keys that are not seen are
+ * left alone.
  */
 TA_HIDDEN void ta_row_visible(const ta_request *request, int64_t row, int64_t leaf, uint64_t seen[TA_LEAF_WORDS],
                               int32_t slots[TA_LEAF]);

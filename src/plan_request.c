@@ -237,7 +237,8 @@ static treeattn_status fill_tree(const treeattn_plan_args *args, int64_t index, 
   return TREEATTN_OK;
 }
 
-/* Bits of slots [slot, slot + count) of a mask row whose columns begin at slot first_slot; slots before them are seen. */
+/* Bits of slots [slot, slot + count) of a mask row whose columns begin at slot first_slot; slots before them are
+ * seen. */
 static uint64_t slot_bits(treeattn_mask_kind kind, const void *row, int64_t first_slot, int64_t slot, int64_t count,
                           ta_mask_facts *facts) {
   const int64_t open = ta_min_i64(ta_max_i64(first_slot - slot, 0), count);
@@ -306,8 +307,8 @@ static treeattn_status fill_positions(int64_t index, const treeattn_request *in,
   return TREEATTN_OK;
 }
 
-/* Reads the prefix part of a row into bits. Returns where it starts to see (the prefix length if nowhere), and in *plain
- * whether it sees everything from there on. */
+/* Reads the prefix part of a row into bits. Returns where it starts to see (the prefix length if nowhere), and in
+ * *plain whether it sees everything from there on. */
 static int64_t read_prefix(const treeattn_request *in, const void *row, int64_t first_slot, const ta_request *out,
                            uint64_t *bits, ta_mask_facts *facts, bool *plain) {
   int64_t first = out->prefix_len;

@@ -53,22 +53,24 @@ typedef enum treeattn_mask_kind {
   /* `mask` is int32_t parents[N]: -1 for a root, otherwise parents[i] < i. A forest is allowed. */
   TREEATTN_MASK_PARENTS = 1,
   /* `mask` is int32_t intervals[N][2] = {begin, end} from a depth-first walk: node j is node i or an ancestor of it
-   * exactly when begin[j] <= begin[i] < end[j]. Begins are distinct, intervals nest, and an ancestor has the smaller index. */
+   * exactly when begin[j] <= begin[i] < end[j]. Begins are distinct, intervals nest, and an ancestor has the smaller
+   * index. */
   TREEATTN_MASK_INTERVALS = 2,
   /* `mask` is float [N][mask_stride]; see TREEATTN_MASK_HIDDEN. Column c is slot kv_seq_len - mask_columns + c. */
   TREEATTN_MASK_DENSE_F32 = 3,
   /* `mask` is uint8_t [N][mask_stride]: 0 is hidden, anything else attended. Columns as above. */
   TREEATTN_MASK_DENSE_BOOL = 4,
   /* `mask` is uint8_t [N][mask_stride], one bit a column, low bit first: column c is (row[c / 8] >> (c % 8)) & 1.
-   * On little-endian machines this is also an array of 32- or 64-bit words. Columns as above; mask_stride counts bytes. */
+   * On little-endian machines this is also an array of 32- or 64-bit words. Columns as above; mask_stride counts
+   * bytes. */
   TREEATTN_MASK_BITS = 5
 } treeattn_mask_kind;
 
 /*
  * One request of a batch. With a dense, bool or bit mask the N rows are the last N slots: P = kv_seq_len - N, or 0
- * when N > kv_seq_len, and prefix_len must be TREEATTN_AUTO or agree. The k-th of the last min(N, kv_seq_len) slots that a row sees
- * then has position P + k, which is its depth for a tree, and the row's own position is that of the last one it sees
- * (P if it sees none of them).
+ * when N > kv_seq_len, and prefix_len must be TREEATTN_AUTO or agree. The k-th of the last min(N, kv_seq_len) slots
+ * that a row sees then has position P + k, which is its depth for a tree, and the row's own position is that of the
+ * last one it sees (P if it sees none of them).
  * Where a mask also hides ancestors (a window written out), pass `positions`.
  */
 typedef struct treeattn_request {
@@ -188,9 +190,9 @@ TREEATTN_API treeattn_status treeattn_plan_bytes(const treeattn_plan_args *args,
                                                  treeattn_error *error);
 
 /*
- * Checks everything and makes a plan inside `memory` (any alignment, at least treeattn_plan_bytes), which must outlive the plan and not move.
- * *plan points into it; there is nothing to destroy. All arrays of the arguments may be released afterwards, except
- * a dense f32 mask that holds biases, which runs read again, and page tables, likewise.
+ * Checks everything and makes a plan inside `memory` (any alignment, at least treeattn_plan_bytes), which must
+ * outlive the plan and not move. *plan points into it; there is nothing to destroy. All arrays of the arguments may
+ * be released afterwards, except a dense f32 mask that holds biases, which runs read again, and page tables, likewise.
  * Errors: any of the argument, tree, mask, size and support errors above; *plan is then NULL.
  */
 TREEATTN_API treeattn_status treeattn_plan_init(const treeattn_plan_args *args, void *memory, size_t memory_bytes,
@@ -233,9 +235,9 @@ TREEATTN_API treeattn_status treeattn_plan_get_positions(const treeattn_plan *pl
 /* ---- the run ---------------------------------------------------------------------------------------------- */
 
 /*
- * Runs task(arg, index) once for each index in [0, num_tasks), in any order, at most num_workers of them at once or all one
- * after another, and returns when all are done: 0, or anything else if the work could not be started, in which case no
- * task may have run.
+ * Runs task(arg, index) once for each index in [0, num_tasks), in any order, at most num_workers of them at once or
+ * all one after another, and returns when all are done: 0, or anything else if the work could not be started, in
+ * which case no task may have run.
  */
 typedef int (*treeattn_parallel_for_fn)(void *context, void (*task)(void *arg, size_t index), void *arg,
                                         size_t num_tasks);
@@ -274,7 +276,8 @@ typedef struct treeattn_run_args {
   { .struct_size = sizeof(treeattn_run_args) }
 #endif
 
-/* Attends every query row of the plan. Allocates nothing. Runs of one plan may overlap if their scratch and outputs do not. */
+/* Attends every query row of the plan. Allocates nothing. Runs of one plan may overlap if their scratch and outputs
+ * do not. */
 TREEATTN_API treeattn_status treeattn_attend(const treeattn_plan *plan, const treeattn_run_args *run,
                                              treeattn_error *error);
 
@@ -296,7 +299,8 @@ TREEATTN_API void treeattn_attend_task(const treeattn_plan *plan, const treeattn
 
 /* ---- threads ---------------------------------------------------------------------------------------------- */
 
-/* A pool of threads from the pthreadpool library, for callers without one of their own. UNSUPPORTED in builds without it. */
+/* A pool of threads from the pthreadpool library, for callers without one of their own. UNSUPPORTED in builds without
+ * it. */
 typedef struct treeattn_pool treeattn_pool;
 /* num_threads counts the calling thread; 0: one for each processor. */
 TREEATTN_API treeattn_status treeattn_pool_create(int64_t num_threads, treeattn_pool **pool, treeattn_error *error);
@@ -310,14 +314,14 @@ TREEATTN_API treeattn_executor treeattn_pool_executor(treeattn_pool *pool);
  * Parameters, tensors, checks and messages as engines on the one-call interface know them:
  *
  *   q       [num_heads][q_seq_len][head_dim]          f32
- *   k, v    [num_kv_heads][kv_capacity][head_dim]     f32 or f16 (bf16 too), both the same; rows >= kv_seq_len are not data
- *   mask    [q_seq_len][mask_stride]                  f32, see TREEATTN_MASK_HIDDEN; the rows are the last q_seq_len slots
- *   output  [q_seq_len][num_heads][head_dim]          f32: query-outer, unlike q
+ *   k, v    [num_kv_heads][kv_capacity][head_dim]     f32 or f16 (bf16 too), both the same; rows >= kv_seq_len are
+ *   not data mask    [q_seq_len][mask_stride]                  f32, see TREEATTN_MASK_HIDDEN; the rows are the last
+ *   q_seq_len slots output  [q_seq_len][num_heads][head_dim]          f32: query-outer, unlike q
  *   tmp     treeattn_tmp_buffer_bytes(...)
  *
- * Rejected, naming field and values: head_dim outside {128, 256, 512}; num_heads or num_kv_heads 0; num_heads not a multiple of
- * num_kv_heads; kv_seq_len 0; kv_capacity < kv_seq_len; q_seq_len 0; mask_stride < kv_seq_len; a wrong type; a buffer
- * smaller than its shape needs; a product of sizes that overflows.
+ * Rejected, naming field and values: head_dim outside {128, 256, 512}; num_heads or num_kv_heads 0; num_heads not a
+ * multiple of num_kv_heads; kv_seq_len 0; kv_capacity < kv_seq_len; q_seq_len 0; mask_stride < kv_seq_len; a wrong
+ * type; a buffer smaller than its shape needs; a product of sizes that overflows.
  *
  * Where the explicit mask says what causal (or window) visibility says, both operators give the same bytes.
  */
@@ -353,8 +357,9 @@ typedef struct treeattn_flash_attn_vec_params {
 /* num_heads * q_seq_len * 32 * (head_dim + 2) * 4, saturating at SIZE_MAX. */
 TREEATTN_API size_t treeattn_tmp_buffer_bytes(uint32_t num_heads, uint32_t head_dim, uint32_t q_seq_len);
 
-/* These two plan and run in one call. They use tmp where it is large enough for plan and scratch and malloc otherwise; callers
- * who repeat a mask over layers, or who must not allocate, make a plan instead. `executor` may be NULL. */
+/* These two plan and run in one call. They use tmp where it is large enough for plan and scratch and malloc
+ * otherwise; callers who repeat a mask over layers, or who must not allocate, make a plan instead. `executor` may be
+ * NULL. */
 TREEATTN_API treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *params,
                                                      const treeattn_tensor *q, const treeattn_tensor *k,
                                                      const treeattn_tensor *v, const treeattn_tensor *mask,
@@ -370,8 +375,9 @@ TREEATTN_API treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_v
 
 /*
  * Merges two partial attention results over disjoint sets of keys, rows of head_dim_v f32 with their lse, as cascade
- * and context-parallel callers do: out_a/lse_a become the merged result. An empty side (lse -infinity) leaves the other bit for
- * bit; two empty sides stay empty. Exact in the limit only: unlike a single run it rounds between the parts.
+ * and context-parallel callers do: out_a/lse_a become the merged result. An empty side (lse -infinity) leaves the
+ * other bit for bit; two empty sides stay empty. Exact in the limit only: unlike a single run it rounds between the
+ * parts.
  */
 TREEATTN_API treeattn_status treeattn_merge_states(int64_t num_rows, int64_t head_dim_v, float *out_a, float *lse_a,
                                                    const float *out_b, const float *lse_b, treeattn_error *error);

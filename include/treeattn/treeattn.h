@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * treeattn: tree attention for speculative decoding. This header is the whole C API; the parts can also be included alone.
+ * treeattn: tree attention for speculative decoding. This header is the whole C API; the parts can also be included
+ * alone.
  *
  *   base.h       status, errors, element types                       conventions of the whole API
  *   tree.h       draft trees: building, checking, deriving           parent[] is the only truth

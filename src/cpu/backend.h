@@ -11,7 +11,8 @@
 TA_HIDDEN size_t ta_scalar_worker_bytes(const treeattn_plan *plan);
 TA_HIDDEN size_t ta_driver_worker_bytes(const treeattn_plan *plan);
 
-/* Computes a task of stage 0; with several chunks the result is partial. worker_memory is aligned to TA_ARENA_ALIGNMENT. */
+/* Computes a task of stage 0; with several chunks the result is partial. worker_memory is aligned to
+ * TA_ARENA_ALIGNMENT. */
 TA_HIDDEN void ta_scalar_attend(const treeattn_plan *plan, const treeattn_run_args *run, const ta_task *task,
                                 void *worker_memory, float *partial);
 TA_HIDDEN void ta_driver_attend(const treeattn_plan *plan, const treeattn_run_args *run, const ta_task *task,

@@ -8,15 +8,16 @@ static ta_block_shape shape_of(const treeattn_plan *plan) {
   const ta_kernels *kernels = plan->kernels;
   ta_block_shape shape;
   shape.rows_padded = ta_round_up(plan->max_block_rows, kernels->row_vector);
-  /* One vector more, so that a node's rows can be read from any column; an odd number of cache lines, so that the rows of a
-   * matrix do not share their sets. */
+  /* One vector more, so that a node's rows can be read from any column; an odd number of cache lines, so that the
+   * rows of a matrix do not share their sets. */
   shape.ld = ta_round_up(shape.rows_padded + kernels->row_vector, 16);
   shape.ld += shape.ld / 16 % 2 == 0 ? 16 : 0;
   shape.ldk = plan->head_dim + 16;
   shape.panels = (plan->head_dim_v + kernels->panel_width - 1) / kernels->panel_width;
   shape.ldo = shape.panels * kernels->panel_width;
   const int64_t widest = ta_max_i64(plan->head_dim, plan->head_dim_v);
-  /* Few rows wait for memory: short chunks keep the converted keys in the first-level cache while the next ones arrive. */
+  /* Few rows wait for memory: short chunks keep the converted keys in the first-level cache while the next ones
+   * arrive. */
   const int64_t floats = shape.rows_padded <= 16 ? 3072 : 16384;
   shape.keys_per_chunk = ta_min_i64(ta_max_i64(floats / widest, 12), 256);
   shape.max_nodes = ta_max_i64(plan->max_block_rows / ta_min_i64(plan->group, ta_max_i64(plan->max_block_rows, 1)), 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The blocked CPU back end: one block of rows against a chunk of leaves, over a kernel table. Every load of K and V is shared by
- * the rows of the block. Within a leaf, positions fall into three kinds:
+ * The blocked CPU back end: one block of rows against a chunk of leaves, over a kernel table. Every load of K and V
+ * is shared by the rows of the block. Within a leaf, positions fall into three kinds:
  *
  *   SHARED   every row of the block sees the same slot there       a matrix product without a mask
  *   MIXED    the rows that see something there see the same slot   scores as above, values node by node
@@ -78,7 +78,8 @@ static inline int64_t ta_common_slot(const ta_block *b, int64_t o) {
   return p < b->task->request->prefix_len ? p : b->memory.common[o];
 }
 
-/* Asks for the rows of `keys` shared slots from offset o on, which the next chunk converts, while this one is computed. */
+/* Asks for the rows of `keys` shared slots from offset o on, which the next chunk converts, while this one is
+ * computed. */
 static inline void ta_prefetch_common(const ta_block *b, const void *base, int64_t stride_page, int64_t stride_head,
                                       int64_t stride_slot, int64_t dim, int64_t o, int64_t keys) {
 #if defined(__GNUC__)

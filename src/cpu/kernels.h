@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an instruction set must bring: one const table of small kernels. Each kernel performs, for every output element, the same
- * sequence of operations as the scalar reference; width and tiling decide only which elements are computed at once.
+ * What an instruction set must bring: one const table of small kernels. Each kernel performs, for every output
+ * element, the same sequence of operations as the scalar reference; width and tiling decide only which elements are
+ * computed at once.
  */
 #ifndef TA_CPU_KERNELS_H
 #define TA_CPU_KERNELS_H
@@ -45,7 +46,8 @@ typedef struct ta_kernels {
   /* out[r][d] = chain over j of fma(s[j][r], v[j][d], .) on top of what out holds; r < rows, any number. */
   void (*values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels,
                  int64_t keys, float *out, int64_t ldo);
-  /* The same for 1 to few_rows rows, from cache rows of `count` elements: converting them costs less than storing them. */
+  /* The same for 1 to few_rows rows, from cache rows of `count` elements: converting them costs less than storing
+   * them. */
   void (*values_of_rows)(const float *s, int64_t lds, int64_t rows, treeattn_dtype dtype, const void *const *v,
                          int64_t keys, int64_t count, float *out, int64_t ldo);
   /* a = fma(b, weight_b, a * weight_a) */

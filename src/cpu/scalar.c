@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The scalar reference: the specification of every bit, one row, one leaf and one key at a time. It is written to be read;
- * every other path is compared with it byte by byte.
+ * The scalar reference: the specification of every bit, one row, one leaf and one key at a time. It is written to be
+ * read; every other path is compared with it byte by byte.
  */
 #include <string.h>
 
