@@ -69,6 +69,25 @@ static inline vf v_load_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
+static inline void v_transpose(vf x[8]) {
+  vf a[8];
+  vf b[8];
+  for (int n = 0; n < 8; n += 2) {
+    a[n] = _mm256_unpacklo_ps(x[n], x[n + 1]);
+    a[n + 1] = _mm256_unpackhi_ps(x[n], x[n + 1]);
+  }
+  for (int n = 0; n < 8; n += 4) {
+    b[n] = _mm256_shuffle_ps(a[n], a[n + 2], 0x44);
+    b[n + 1] = _mm256_shuffle_ps(a[n], a[n + 2], 0xee);
+    b[n + 2] = _mm256_shuffle_ps(a[n + 1], a[n + 3], 0x44);
+    b[n + 3] = _mm256_shuffle_ps(a[n + 1], a[n + 3], 0xee);
+  }
+  for (int n = 0; n < 4; ++n) {
+    x[n] = _mm256_permute2f128_ps(b[n], b[n + 4], 0x20);
+    x[n + 4] = _mm256_permute2f128_ps(b[n], b[n + 4], 0x31);
+  }
+}
+
 #include "kernels_tmpl.h"
 
 const ta_kernels ta_kernels_avx2 = TABLE(TREEATTN_ISA_AVX2);

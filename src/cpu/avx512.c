@@ -83,6 +83,34 @@ static inline vf v_load8_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+static inline void v_transpose(vf x[16]) {
+  vf a[16];
+  for (int n = 0; n < 16; n += 2) {
+    a[n] = _mm512_unpacklo_ps(x[n], x[n + 1]);
+    a[n + 1] = _mm512_unpackhi_ps(x[n], x[n + 1]);
+  }
+  for (int n = 0; n < 16; n += 4) {
+    x[n] = _mm512_shuffle_ps(a[n], a[n + 2], 0x44);
+    x[n + 1] = _mm512_shuffle_ps(a[n], a[n + 2], 0xee);
+    x[n + 2] = _mm512_shuffle_ps(a[n + 1], a[n + 3], 0x44);
+    x[n + 3] = _mm512_shuffle_ps(a[n + 1], a[n + 3], 0xee);
+  }
+  /* x[4 m + n] holds column n of each 128-bit quarter of rows 4 m .. 4 m + 3: a 4 x 4 transposition of quarters is left. */
+  for (int n = 0; n < 4; ++n) {
+    const vf low = _mm512_shuffle_f32x4(x[n], x[n + 4], 0x88);
+    const vf high = _mm512_shuffle_f32x4(x[n], x[n + 4], 0xdd);
+    const vf low2 = _mm512_shuffle_f32x4(x[n + 8], x[n + 12], 0x88);
+    const vf high2 = _mm512_shuffle_f32x4(x[n + 8], x[n + 12], 0xdd);
+    a[n] = _mm512_shuffle_f32x4(low, low2, 0x88);
+    a[n + 8] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+    a[n + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
+    a[n + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+  }
+  for (int n = 0; n < 16; ++n) {
+    x[n] = a[n];
+  }
+}
+
 #include "kernels_tmpl.h"
 
 const ta_kernels ta_kernels_avx512 = TABLE(TREEATTN_ISA_AVX512);

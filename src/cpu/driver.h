@@ -100,7 +100,7 @@ static inline void ta_prefetch_common(const ta_block *b, const void *base, int64
 static inline void ta_prefetch_keys(const ta_block *b, int64_t o, int64_t end) {
   const treeattn_plan *plan = b->plan;
   ta_prefetch_common(b, b->run->k, plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot, plan->head_dim, o,
-                     ta_min_i64(b->shape.keys_per_chunk, end - o));
+                     end - o);
 }
 
 static inline void ta_prefetch_values(const ta_block *b, int64_t o, int64_t end) {

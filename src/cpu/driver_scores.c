@@ -4,23 +4,55 @@
 
 #include "driver.h"
 
+static const void *key_row(const ta_block *b, int64_t slot) {
+  const treeattn_plan *plan = b->plan;
+  return ta_cache_row(plan, b->task->request, b->run->k, slot, b->task->g, plan->k_stride_page, plan->k_stride_head,
+                      plan->k_stride_slot);
+}
+
 static void load_key(const ta_block *b, int64_t slot, float *target) {
   const treeattn_plan *plan = b->plan;
-  b->kernels->convert(plan->kv_dtype,
-                      ta_cache_row(plan, b->task->request, b->run->k, slot, b->task->g, plan->k_stride_page,
-                                   plan->k_stride_head, plan->k_stride_slot),
-                      plan->head_dim, target);
+  b->kernels->convert(plan->kv_dtype, key_row(b, slot), plan->head_dim, target);
+}
+
+/* A few rows, as in plain decoding: as many keys of the segment as fill whole vectors. Returns how many. */
+static int64_t score_few(const ta_block *b, const ta_segment *s) {
+  const treeattn_plan *plan = b->plan;
+  const int64_t lanes = b->kernels->row_vector;
+  if (b->rows > b->kernels->few_rows || plan->head_dim % lanes != 0) {
+    return 0;
+  }
+  const void *rows[TA_FEW_CHUNK];
+  const int64_t end = s->begin + (s->end - s->begin) / lanes * lanes;
+  for (int64_t o = s->begin; o < end; o += TA_FEW_CHUNK) {
+    const int64_t keys = ta_min_i64(TA_FEW_CHUNK, end - o);
+    for (int64_t j = 0; j < keys; ++j) {
+      rows[j] = key_row(b, ta_common_slot(b, o + j));
+    }
+    if (o + keys < end) {
+      ta_prefetch_keys(b, o + keys, ta_min_i64(end, o + keys + TA_FEW_CHUNK));
+    } else {
+      ta_prefetch_values(b, s->begin, ta_min_i64(s->end, s->begin + TA_FEW_CHUNK));
+    }
+    float *scores = b->memory.scores + o * b->shape.ld;
+    b->kernels->scores_of_rows(b->memory.qt, b->shape.ld, b->rows, plan->kv_dtype, rows, keys, plan->head_dim, scores,
+                               b->shape.ld);
+    if (b->cap > 0.0f) {
+      b->kernels->softcap(scores, b->shape.ld, b->rows_padded, keys, b->cap);
+    }
+  }
+  return end - s->begin;
 }
 
 static void score_common(const ta_block *b, const ta_segment *s) {
   const int64_t ld = b->shape.ld;
-  for (int64_t o = s->begin; o < s->end; o += b->shape.keys_per_chunk) {
+  for (int64_t o = s->begin + score_few(b, s); o < s->end; o += b->shape.keys_per_chunk) {
     const int64_t keys = ta_min_i64(b->shape.keys_per_chunk, s->end - o);
     for (int64_t j = 0; j < keys; ++j) {
       load_key(b, ta_common_slot(b, o + j), b->memory.converted + j * b->shape.ldk);
     }
     if (o + keys < s->end) {
-      ta_prefetch_keys(b, o + keys, s->end);
+      ta_prefetch_keys(b, o + keys, ta_min_i64(s->end, o + keys + b->shape.keys_per_chunk));
     } else {
       ta_prefetch_values(b, s->begin, ta_min_i64(s->end, s->begin + TA_FEW_CHUNK));
     }

@@ -27,7 +27,7 @@ typedef struct ta_kernels {
   int64_t row_vector;  /* rows are padded to a multiple of this */
   int64_t panel_width; /* channels of a value panel */
   int64_t max_rows;    /* rows of a block, when the head is small */
-  int64_t few_rows;    /* up to this many rows take their values straight from the cache */
+  int64_t few_rows;    /* up to this many rows read the cache straight, lanes being keys */
 
   /* count elements of a 16- or 32-bit cache row into f32. */
   void (*convert)(treeattn_dtype dtype, const void *source, int64_t count, float *target);
@@ -37,6 +37,9 @@ typedef struct ta_kernels {
   /* s[j][r] = chain over d of fma(qt[d][r], k[j][d], .) from zero, r < rows (a multiple of row_vector), j < keys. */
   void (*scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys,
                  int64_t head_dim, float *s, int64_t lds);
+  /* The same for 1 to few_rows rows, from cache rows: `keys` and head_dim are multiples of row_vector. */
+  void (*scores_of_rows)(const float *qt, int64_t ldq, int64_t rows, treeattn_dtype dtype, const void *const *k,
+                         int64_t keys, int64_t head_dim, float *s, int64_t lds);
   /* s = cap * tanh(s) */
   void (*softcap)(float *s, int64_t lds, int64_t rows, int64_t keys, float cap);
   /* max[r] = max(max[r], s[j][r]) */

@@ -11,6 +11,7 @@
  *   v_canonical(x)              x, with any NaN replaced by the one of ta_quiet_nan
  *   v_load_f16 v_load_bf16      VW elements, converted
  *   SCORE_VECTORS, SCORE_KEYS, SCORE_KEYS_NARROW, VALUE_ROWS, VALUE_VECTORS, MAX_ROWS       register tiles
+ *   v_transpose(vf x[VW])       x[i] lane j becomes x[j] lane i
  *   TAIL8                       defined where VW is 16: v_load8 v_store8 v_load8_f16 v_load8_bf16 handle a last 8
  *
  * Loops over tile indices have constant bounds and are unrolled, so that the accumulators live in registers.
@@ -31,7 +32,7 @@
 #define INLINE static inline
 #endif
 
-enum { PANEL = VW * VALUE_VECTORS };
+enum { PANEL = VW * VALUE_VECTORS, FEW_ROWS = VW < 6 ? VW : 6 };
 
 /* ---- conversion ---- */
 
@@ -190,6 +191,77 @@ static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float
       score_tile(1, SCORE_KEYS_NARROW, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
     }
     NAME(score_rest_narrow)(keys - j, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
+  }
+}
+
+/* ---- scores of a few rows: lanes are keys ---- */
+
+/* VW keys against a few rows. The transposition is worth it because a row's lanes are then all used. */
+INLINE void score_few(const int dtype, const int rows, const float *qt, int64_t ldq, const void *const *k,
+                      int64_t head_dim, float *s, int64_t lds) {
+  vf sum[FEW_ROWS];
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    sum[r] = v_zero();
+  }
+  for (int64_t d = 0; d < head_dim; d += VW) {
+    vf key[VW];
+    UNROLL
+    for (int j = 0; j < VW; ++j) {
+      key[j] = load_as(dtype, k[j], d);
+    }
+    v_transpose(key);
+    UNROLL
+    for (int n = 0; n < VW; ++n) {
+      UNROLL
+      for (int r = 0; r < rows; ++r) {
+        sum[r] = v_fma(v_set1(qt[(d + n) * ldq + r]), key[n], sum[r]);
+      }
+    }
+  }
+  vf row[VW];
+  UNROLL
+  for (int r = 0; r < VW; ++r) {
+    row[r] = r < rows ? sum[r < FEW_ROWS ? r : 0] : v_zero();
+  }
+  v_transpose(row);
+  UNROLL
+  for (int j = 0; j < VW; ++j) {
+    v_store(s + j * lds, row[j]);
+  }
+}
+
+#define SCORE_FEW_CASE(dtype, n)                                       \
+  case n:                                                              \
+    for (int64_t j = 0; j < keys; j += VW) {                           \
+      score_few(dtype, n, qt, ldq, k + j, head_dim, s + j * lds, lds); \
+    }                                                                  \
+    break;
+
+#define SCORES_OF_ROWS(name, dtype)                                                                                  \
+  static void name(const float *qt, int64_t ldq, int64_t rows, const void *const *k, int64_t keys, int64_t head_dim, \
+                   float *s, int64_t lds) {                                                                          \
+    switch (rows) {                                                                                                  \
+      SCORE_FEW_CASE(dtype, 1)                                                                                       \
+      SCORE_FEW_CASE(dtype, 2)                                                                                       \
+      SCORE_FEW_CASE(dtype, 3)                                                                                       \
+      SCORE_FEW_CASE(dtype, 4)                                                                                       \
+      SCORE_FEW_CASE(dtype, 5)                                                                                       \
+      SCORE_FEW_CASE(dtype, 6)                                                                                       \
+      default: break;                                                                                                \
+    }                                                                                                                \
+  }
+
+SCORES_OF_ROWS(NAME(scores_of_f32), TREEATTN_F32)
+SCORES_OF_ROWS(NAME(scores_of_f16), TREEATTN_F16)
+SCORES_OF_ROWS(NAME(scores_of_bf16), TREEATTN_BF16)
+
+static void NAME(scores_of_rows)(const float *qt, int64_t ldq, int64_t rows, treeattn_dtype dtype, const void *const *k,
+                                 int64_t keys, int64_t head_dim, float *s, int64_t lds) {
+  switch (dtype) {
+    case TREEATTN_F32: NAME(scores_of_f32)(qt, ldq, rows, k, keys, head_dim, s, lds); break;
+    case TREEATTN_F16: NAME(scores_of_f16)(qt, ldq, rows, k, keys, head_dim, s, lds); break;
+    case TREEATTN_BF16: NAME(scores_of_bf16)(qt, ldq, rows, k, keys, head_dim, s, lds); break;
   }
 }
 
@@ -452,8 +524,8 @@ static void NAME(finish)(const float *a, int64_t count, float sum, float *result
 #endif
 }
 
-#define TABLE(isa_value)                                                                                 \
-  {                                                                                                      \
-    isa_value, VW, PANEL, MAX_ROWS, 6, NAME(convert), NAME(convert_panels), NAME(scores), NAME(softcap), \
-        NAME(maximum), NAME(weights), NAME(values), NAME(values_of_rows), NAME(merge), NAME(finish)      \
+#define TABLE(isa_value)                                                                                               \
+  {                                                                                                                    \
+    isa_value, VW, PANEL, MAX_ROWS, FEW_ROWS, NAME(convert), NAME(convert_panels), NAME(scores), NAME(scores_of_rows), \
+        NAME(softcap), NAME(maximum), NAME(weights), NAME(values), NAME(values_of_rows), NAME(merge), NAME(finish)     \
   }

@@ -69,6 +69,17 @@ static inline vf v_load_bf16(const uint16_t *p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 
+static inline void v_transpose(vf x[4]) {
+  const float32x4_t a0 = vtrn1q_f32(x[0], x[1]);
+  const float32x4_t a1 = vtrn2q_f32(x[0], x[1]);
+  const float32x4_t a2 = vtrn1q_f32(x[2], x[3]);
+  const float32x4_t a3 = vtrn2q_f32(x[2], x[3]);
+  x[0] = vcombine_f32(vget_low_f32(a0), vget_low_f32(a2));
+  x[1] = vcombine_f32(vget_low_f32(a1), vget_low_f32(a3));
+  x[2] = vcombine_f32(vget_high_f32(a0), vget_high_f32(a2));
+  x[3] = vcombine_f32(vget_high_f32(a1), vget_high_f32(a3));
+}
+
 #include "kernels_tmpl.h"
 
 const ta_kernels ta_kernels_neon = TABLE(TREEATTN_ISA_NEON);
