@@ -4,7 +4,14 @@
 
 #include <math.h>
 
-static uint64_t bits_of_f32(const float *cells, int64_t count, ta_mask_facts *facts) {
+static uint64_t bits_of_f32(const float *cells, int64_t count, ta_scan_cells_fn scan, ta_mask_facts *facts) {
+  if (count == 64 && scan != NULL) {
+    unsigned found[2] = {0, 0};
+    const uint64_t word = scan(cells, found);
+    facts->has_bias = facts->has_bias || found[0] != 0;
+    facts->has_invalid = facts->has_invalid || found[1] != 0;
+    return word;
+  }
   uint64_t bits = 0;
   unsigned bias = 0;
   unsigned invalid = 0;
@@ -42,12 +49,13 @@ static uint64_t bits_of_bits(const uint8_t *row, int64_t column, int64_t count) 
   return bits;
 }
 
-uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count, ta_mask_facts *facts) {
+uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count, ta_scan_cells_fn scan,
+                      ta_mask_facts *facts) {
   if (count <= 0) {
     return 0;
   }
   switch (kind) {
-    case TREEATTN_MASK_DENSE_F32: return bits_of_f32((const float *)row + column, count, facts);
+    case TREEATTN_MASK_DENSE_F32: return bits_of_f32((const float *)row + column, count, scan, facts);
     case TREEATTN_MASK_DENSE_BOOL: return bits_of_bool((const uint8_t *)row + column, count);
     case TREEATTN_MASK_BITS: return bits_of_bits(row, column, count);
     case TREEATTN_MASK_CHAIN:

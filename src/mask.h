@@ -13,10 +13,14 @@ typedef struct ta_mask_facts {
   bool has_invalid; /* some cell is NaN or +infinity */
 } ta_mask_facts;
 
+/* 64 cells of a dense f32 mask as bits; sets facts[0] where an attended cell is not zero and facts[1] where a cell is
+ * invalid. One of the kernels of an instruction set, or NULL. */
+typedef uint64_t (*ta_scan_cells_fn)(const float *cells, unsigned facts[2]);
+
 /* Bits of columns [column, column + count), count <= 64, of a mask row; facts are joined into *facts (dense f32
  * only). */
 TA_HIDDEN uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count,
-                                ta_mask_facts *facts);
+                                ta_scan_cells_fn scan, ta_mask_facts *facts);
 
 /* Turns intervals [N][2] into parents. `order` is working memory for N numbers. */
 TA_HIDDEN treeattn_status ta_mask_intervals_to_parents(int64_t num_nodes, const int32_t *intervals, int32_t *order,

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cpu/kernels.h"
 #include "mask.h"
 #include "plan.h"
 #include "tree.h"
@@ -240,11 +241,11 @@ static treeattn_status fill_tree(const treeattn_plan_args *args, int64_t index, 
 /* Bits of slots [slot, slot + count) of a mask row whose columns begin at slot first_slot; slots before them are
  * seen. */
 static uint64_t slot_bits(treeattn_mask_kind kind, const void *row, int64_t first_slot, int64_t slot, int64_t count,
-                          ta_mask_facts *facts) {
+                          ta_scan_cells_fn scan, ta_mask_facts *facts) {
   const int64_t open = ta_min_i64(ta_max_i64(first_slot - slot, 0), count);
   uint64_t bits = open == 64 ? ~(uint64_t)0 : ((uint64_t)1 << open) - 1;
   if (open < count) {
-    bits |= ta_mask_bits(kind, row, slot + open - first_slot, count - open, facts) << open;
+    bits |= ta_mask_bits(kind, row, slot + open - first_slot, count - open, scan, facts) << open;
   }
   return bits;
 }
@@ -310,12 +311,12 @@ static treeattn_status fill_positions(int64_t index, const treeattn_request *in,
 /* Reads the prefix part of a row into bits. Returns where it starts to see (the prefix length if nowhere), and in
  * *plain whether it sees everything from there on. */
 static int64_t read_prefix(const treeattn_request *in, const void *row, int64_t first_slot, const ta_request *out,
-                           uint64_t *bits, ta_mask_facts *facts, bool *plain) {
+                           uint64_t *bits, ta_scan_cells_fn scan, ta_mask_facts *facts, bool *plain) {
   int64_t first = out->prefix_len;
   int64_t seen = 0;
   for (int64_t word = 0; word < out->prefix_words; ++word) {
     const int64_t slot = 64 * word;
-    bits[word] = slot_bits(in->mask_kind, row, first_slot, slot, ta_min_i64(64, out->prefix_len - slot), facts);
+    bits[word] = slot_bits(in->mask_kind, row, first_slot, slot, ta_min_i64(64, out->prefix_len - slot), scan, facts);
     if (bits[word] != 0 && first == out->prefix_len) {
       first = slot + count_ones((bits[word] & (~bits[word] + 1)) - 1);
     }
@@ -330,6 +331,8 @@ static treeattn_status fill_mask(const treeattn_plan_args *args, int64_t index, 
                                  treeattn_error *error) {
   const size_t element = in->mask_kind == TREEATTN_MASK_DENSE_F32 ? sizeof(float) : 1;
   const int64_t first_slot = out->kv_seq_len - sizes->columns;
+  const ta_kernels *kernels = ta_kernels_for(args->isa == TREEATTN_ISA_AUTO ? treeattn_isa_detect() : args->isa);
+  const ta_scan_cells_fn scan = kernels == NULL ? NULL : kernels->scan_cells;
   ta_mask_facts facts = {false, false};
   bool all_plain = true;
   int64_t lowest = out->prefix_len;
@@ -349,7 +352,7 @@ static treeattn_status fill_mask(const treeattn_plan_args *args, int64_t index, 
     int64_t seen = 0;
     for (int64_t word = 0; word < out->tail_words; ++word) {
       tail[word] = slot_bits(in->mask_kind, row, first_slot, out->prefix_len + 64 * word,
-                             ta_min_i64(64, out->num_tail - 64 * word), &facts);
+                             ta_min_i64(64, out->num_tail - 64 * word), scan, &facts);
       seen += count_ones(tail[word]);
     }
     position += ta_max_i64(seen, 1) - 1;
@@ -368,7 +371,8 @@ static treeattn_status fill_mask(const treeattn_plan_args *args, int64_t index, 
     highest = ta_max_i64(highest, seen > 0 ? position : -1);
     set_row(args, out, a, r, position);
     bool plain = true;
-    const int64_t first = read_prefix(in, row, first_slot, out, a->prefix_bits + r * out->prefix_words, &facts, &plain);
+    const int64_t first =
+        read_prefix(in, row, first_slot, out, a->prefix_bits + r * out->prefix_words, scan, &facts, &plain);
     a->prefix_first[r] = (int32_t)ta_min_i64(out->prefix_len, ta_max_i64(first, a->prefix_first[r]));
     lowest = ta_min_i64(lowest, a->prefix_first[r]);
     all_plain = all_plain && plain;

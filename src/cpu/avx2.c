@@ -48,6 +48,12 @@ static inline vf v_min(vf a, vf b) {
 static inline vf v_select_lt(vf a, vf b, vf x, vf y) {
   return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
+static inline unsigned v_bits_lt(vf a, vf b) {
+  return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+static inline unsigned v_bits_eq(vf a, vf b) {
+  return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
 static inline vf v_abs(vf x) {
   return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
 }

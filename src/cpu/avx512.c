@@ -55,6 +55,12 @@ static inline vf v_min(vf a, vf b) {
 static inline vf v_select_lt(vf a, vf b, vf x, vf y) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
 }
+static inline unsigned v_bits_lt(vf a, vf b) {
+  return (unsigned)_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+static inline unsigned v_bits_eq(vf a, vf b) {
+  return (unsigned)_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
 static inline vf v_abs(vf x) {
   return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x);
 }

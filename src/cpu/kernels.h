@@ -13,6 +13,7 @@
 #include <treeattn/attention.h>
 
 #include "../common.h"
+#include "../mask.h"
 
 /*
  * Layouts, all f32:
@@ -57,6 +58,8 @@ typedef struct ta_kernels {
   void (*merge)(float *a, const float *b, int64_t count, float weight_a, float weight_b);
   /* result = a / sum, NaN made canonical */
   void (*finish)(const float *a, int64_t count, float sum, float *result);
+  /* Reading a dense mask: see mask.h. */
+  ta_scan_cells_fn scan_cells;
 } ta_kernels;
 
 /* NULL where this machine cannot run them (or the build lacks them). */

@@ -7,6 +7,7 @@
  *   v_load v_store v_set1 v_zero v_add v_sub v_mul v_div v_fma(a, b, c) = a * b + c
  *   v_max v_min                 return the second operand when either is NaN
  *   v_select_lt(a, b, x, y)     a < b ? x : y        v_abs   v_or_sign(x, y): |x| with the sign bits of y or-ed in
+ *   v_bits_lt v_bits_eq         one bit for each lane where a < b, a == b; never where one is NaN
  *   v_exponent(x)               the bits of x shifted left by 23, as f32
  *   v_canonical(x)              x, with any NaN replaced by the one of ta_quiet_nan
  *   v_load_f16 v_load_bf16      VW elements, converted
@@ -33,6 +34,25 @@
 #endif
 
 enum { PANEL = VW * VALUE_VECTORS, FEW_ROWS = VW < 6 ? VW : 6 };
+
+/* ---- masks ---- */
+
+static uint64_t NAME(scan_cells)(const float *cells, unsigned facts[2]) {
+  uint64_t bits = 0;
+  unsigned bias = 0;
+  unsigned invalid = 0;
+  for (int n = 0; n < 64; n += VW) {
+    const vf cell = v_load(cells + n);
+    const unsigned seen = v_bits_lt(v_set1(TREEATTN_MASK_HIDDEN), cell);
+    const unsigned below_infinity = v_bits_lt(cell, v_set1(INFINITY));
+    bias |= seen & ~v_bits_eq(cell, v_zero());
+    invalid |= ~below_infinity & ((1u << VW) - 1u);
+    bits |= (uint64_t)seen << n;
+  }
+  facts[0] |= bias;
+  facts[1] |= invalid;
+  return bits;
+}
 
 /* ---- conversion ---- */
 
@@ -231,11 +251,11 @@ INLINE void score_few(const int dtype, const int rows, const float *qt, int64_t 
   }
 }
 
-#define SCORE_FEW_CASE(dtype, n)                                       \
-  case n:                                                              \
-    for (int64_t j = 0; j < keys; j += VW) {                           \
-      score_few(dtype, n, qt, ldq, k + j, head_dim, s + j * lds, lds); \
-    }                                                                  \
+#define SCORE_FEW_CASE(dtype, n)                                                                      \
+  case n:                                                                                             \
+    for (int64_t j = 0; j < keys; j += VW) {                                                          \
+      score_few(dtype, (n) <= FEW_ROWS ? (n) : FEW_ROWS, qt, ldq, k + j, head_dim, s + j * lds, lds); \
+    }                                                                                                 \
     break;
 
 #define SCORES_OF_ROWS(name, dtype)                                                                                  \
@@ -527,5 +547,6 @@ static void NAME(finish)(const float *a, int64_t count, float sum, float *result
 #define TABLE(isa_value)                                                                                               \
   {                                                                                                                    \
     isa_value, VW, PANEL, MAX_ROWS, FEW_ROWS, NAME(convert), NAME(convert_panels), NAME(scores), NAME(scores_of_rows), \
-        NAME(softcap), NAME(maximum), NAME(weights), NAME(values), NAME(values_of_rows), NAME(merge), NAME(finish)     \
+        NAME(softcap), NAME(maximum), NAME(weights), NAME(values), NAME(values_of_rows), NAME(merge), NAME(finish),    \
+        NAME(scan_cells)                                                                                               \
   }

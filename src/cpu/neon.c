@@ -49,6 +49,16 @@ static inline vf v_min(vf a, vf b) {
 static inline vf v_select_lt(vf a, vf b, vf x, vf y) {
   return vbslq_f32(vcltq_f32(a, b), x, y);
 }
+static inline unsigned lane_bits(uint32x4_t lanes) {
+  const uint32x4_t weights = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(lanes, weights));
+}
+static inline unsigned v_bits_lt(vf a, vf b) {
+  return lane_bits(vcltq_f32(a, b));
+}
+static inline unsigned v_bits_eq(vf a, vf b) {
+  return lane_bits(vceqq_f32(a, b));
+}
 static inline vf v_abs(vf x) {
   return vabsq_f32(x);
 }
