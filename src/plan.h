@@ -68,7 +68,7 @@ struct treeattn_plan {
   treeattn_isa isa;
   const struct ta_kernels *kernels; /* NULL: the scalar reference */
   int64_t num_workers, num_tasks[2];
-  int64_t max_block_rows;
+  int64_t max_block_rows, max_block_nodes;
   size_t worker_bytes, partial_bytes, scratch_bytes;
   size_t q_bytes, k_bytes, v_bytes, out_bytes, lse_bytes;
 };
@@ -124,6 +124,15 @@ static inline void *ta_arena_take(ta_arena *arena, int64_t count, size_t element
   arena->used = end;
   return arena->base == NULL ? NULL : arena->base + start;
 }
+
+/* The parts of making a plan, in order: plan_check.c, plan_request.c, plan_layout.c, plan_cut.c. */
+TA_HIDDEN treeattn_status ta_plan_check_args(const treeattn_plan_args *args, treeattn_error *error);
+TA_HIDDEN treeattn_status ta_plan_lay_out_rows(const treeattn_plan_args *args, treeattn_plan *plan,
+                                               treeattn_error *error);
+TA_HIDDEN treeattn_status ta_plan_lay_out_cache(const treeattn_plan_args *args, treeattn_plan *plan,
+                                                treeattn_error *error);
+TA_HIDDEN treeattn_status ta_plan_cut_work(treeattn_plan *plan, treeattn_error *error);
+TA_HIDDEN treeattn_status ta_plan_fail_overflow(const char *what, treeattn_error *error);
 
 /* plan_request.c: checks one request and fills its record; with a dry arena (base NULL) only sizes. */
 TA_HIDDEN treeattn_status ta_plan_request(const treeattn_plan_args *args, int64_t index, const treeattn_request *in,

@@ -20,7 +20,7 @@ static ta_block_shape shape_of(const treeattn_plan *plan) {
    * arrive. */
   const int64_t floats = shape.rows_padded <= 16 ? 3072 : 16384;
   shape.keys_per_chunk = ta_min_i64(ta_max_i64(floats / widest, 12), 256);
-  shape.max_nodes = ta_max_i64(plan->max_block_rows / ta_min_i64(plan->group, ta_max_i64(plan->max_block_rows, 1)), 1);
+  shape.max_nodes = ta_max_i64(plan->max_block_nodes, 1);
   return shape;
 }
 
