@@ -19,7 +19,7 @@ static ta_block_shape shape_of(const treeattn_plan *plan) {
   /* Few rows wait for memory: short chunks keep the converted keys in the first-level cache while the next ones
    * arrive. */
   const int64_t floats = shape.rows_padded <= 16 ? 3072 : 16384;
-  shape.keys_per_chunk = ta_min_i64(ta_max_i64(floats / widest, 12), 256);
+  shape.keys_per_chunk = ta_min_i64(ta_max_i64(floats / widest, 12), TA_MAX_CHUNK);
   shape.max_nodes = ta_max_i64(plan->max_block_nodes, 1);
   return shape;
 }

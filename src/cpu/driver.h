@@ -50,7 +50,7 @@ typedef struct ta_block {
 } ta_block;
 
 /* Keys of a chunk of values that a few rows take straight from the cache. */
-enum { TA_FEW_CHUNK = 64 };
+enum { TA_FEW_CHUNK = 32, TA_MAX_CHUNK = 256 };
 
 /* driver_segments.c: cuts the leaf into segments and records what each node of the block sees. */
 TA_HIDDEN void ta_find_segments(ta_block *b, int64_t leaf);
@@ -78,35 +78,79 @@ static inline int64_t ta_common_slot(const ta_block *b, int64_t o) {
   return p < b->task->request->prefix_len ? p : b->memory.common[o];
 }
 
-/* Asks for the rows of `keys` shared slots from offset o on, which the next chunk converts, while this one is
- * computed. */
-static inline void ta_prefetch_common(const ta_block *b, const void *base, int64_t stride_page, int64_t stride_head,
-                                      int64_t stride_slot, int64_t dim, int64_t o, int64_t keys) {
-#if defined(__GNUC__)
+static inline const void *ta_key_row(const ta_block *b, int64_t slot) {
   const treeattn_plan *plan = b->plan;
-  const int64_t row_bytes = dim * (plan->kv_dtype == TREEATTN_F32 ? 4 : 2);
+  return ta_cache_row(plan, b->task->request, b->run->k, slot, b->task->g, plan->k_stride_page, plan->k_stride_head,
+                      plan->k_stride_slot);
+}
+
+static inline const void *ta_value_row(const ta_block *b, int64_t slot) {
+  const treeattn_plan *plan = b->plan;
+  return ta_cache_row(plan, b->task->request, b->run->v, slot, b->task->g, plan->v_stride_page, plan->v_stride_head,
+                      plan->v_stride_slot);
+}
+
+/* Pointers to cache rows: those of a chunk, and those of the chunk that comes after it. */
+typedef struct ta_rows {
+  const void *now[TA_MAX_CHUNK];
+  const void *next[TA_MAX_CHUNK];
+} ta_rows;
+
+/* Keys, or values, of the shared positions [o, o + keys) of the leaf. */
+static inline void ta_list_keys(const ta_block *b, int64_t o, int64_t keys, const void **rows) {
   for (int64_t j = 0; j < keys; ++j) {
-    const char *row = ta_cache_row(plan, b->task->request, base, ta_common_slot(b, o + j), b->task->g, stride_page,
-                                   stride_head, stride_slot);
-    for (int64_t byte = 0; byte < row_bytes; byte += 64) {
-      __builtin_prefetch(row + byte, 0, 3);
+    rows[j] = ta_key_row(b, ta_common_slot(b, o + j));
+  }
+}
+
+static inline void ta_list_values(const ta_block *b, int64_t o, int64_t keys, const void **rows) {
+  for (int64_t j = 0; j < keys; ++j) {
+    rows[j] = ta_value_row(b, ta_common_slot(b, o + j));
+  }
+}
+
+static inline ta_ahead ta_ahead_none(void) {
+  const ta_ahead ahead = {NULL, 0, 0, 0, 0};
+  return ahead;
+}
+
+/* After keys [.., o) of a segment: its next keys, or its first values. */
+static inline ta_ahead ta_ahead_of_keys(const ta_block *b, const ta_segment *s, int64_t o, int64_t chunk,
+                                        ta_rows *rows) {
+  const treeattn_plan *plan = b->plan;
+  const int64_t element = plan->kv_dtype == TREEATTN_F32 ? 4 : 2;
+  ta_ahead ahead = {rows->next, 0, 0, 0, 0};
+  if (o < s->end) {
+    ahead.num_rows = ta_min_i64(chunk, s->end - o);
+    ahead.row_bytes = plan->head_dim * element;
+    ta_list_keys(b, o, ahead.num_rows, rows->next);
+  } else {
+    ahead.num_rows = ta_min_i64(chunk, s->end - s->begin);
+    ahead.row_bytes = plan->head_dim_v * element;
+    ta_list_values(b, s->begin, ahead.num_rows, rows->next);
+  }
+  return ahead;
+}
+
+/* After values [.., o) of a segment: its next values, or the first keys of the next leaf where they are known to be seen. */
+static inline ta_ahead ta_ahead_of_values(const ta_block *b, const ta_segment *s, int64_t o, int64_t chunk,
+                                          ta_rows *rows) {
+  const treeattn_plan *plan = b->plan;
+  const int64_t element = plan->kv_dtype == TREEATTN_F32 ? 4 : 2;
+  ta_ahead ahead = {rows->next, 0, 0, 0, 0};
+  if (o < s->end) {
+    ahead.num_rows = ta_min_i64(chunk, s->end - o);
+    ahead.row_bytes = plan->head_dim_v * element;
+    ta_list_values(b, o, ahead.num_rows, rows->next);
+  } else if (s->end == TA_LEAF && b->base + 2 * TA_LEAF <= b->task->leaf_end * TA_LEAF) {
+    const int64_t left = b->task->request->prefix_len - (b->base + TA_LEAF);
+    ahead.num_rows = ta_max_i64(0, ta_min_i64(chunk, left));
+    ahead.row_bytes = plan->head_dim * element;
+    for (int64_t j = 0; j < ahead.num_rows; ++j) {
+      rows->next[j] = ta_key_row(b, b->base + TA_LEAF + j);
     }
   }
-#else
-  (void)b, (void)base, (void)stride_page, (void)stride_head, (void)stride_slot, (void)dim, (void)o, (void)keys;
-#endif
-}
-
-static inline void ta_prefetch_keys(const ta_block *b, int64_t o, int64_t end) {
-  const treeattn_plan *plan = b->plan;
-  ta_prefetch_common(b, b->run->k, plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot, plan->head_dim, o,
-                     end - o);
-}
-
-static inline void ta_prefetch_values(const ta_block *b, int64_t o, int64_t end) {
-  const treeattn_plan *plan = b->plan;
-  ta_prefetch_common(b, b->run->v, plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot, plan->head_dim_v, o,
-                     end - o);
+  return ahead;
 }
 
 #endif

@@ -4,15 +4,9 @@
 
 #include "driver.h"
 
-static const void *key_row(const ta_block *b, int64_t slot) {
-  const treeattn_plan *plan = b->plan;
-  return ta_cache_row(plan, b->task->request, b->run->k, slot, b->task->g, plan->k_stride_page, plan->k_stride_head,
-                      plan->k_stride_slot);
-}
-
 static void load_key(const ta_block *b, int64_t slot, float *target) {
   const treeattn_plan *plan = b->plan;
-  b->kernels->convert(plan->kv_dtype, key_row(b, slot), plan->head_dim, target);
+  b->kernels->convert(plan->kv_dtype, ta_key_row(b, slot), plan->head_dim, target);
 }
 
 /* A few rows, as in plain decoding: as many keys of the segment as fill whole vectors. Returns how many. */
@@ -22,21 +16,15 @@ static int64_t score_few(const ta_block *b, const ta_segment *s) {
   if (b->rows > b->kernels->few_rows || plan->head_dim % lanes != 0) {
     return 0;
   }
-  const void *rows[TA_FEW_CHUNK];
+  ta_rows rows;
   const int64_t end = s->begin + (s->end - s->begin) / lanes * lanes;
   for (int64_t o = s->begin; o < end; o += TA_FEW_CHUNK) {
     const int64_t keys = ta_min_i64(TA_FEW_CHUNK, end - o);
-    for (int64_t j = 0; j < keys; ++j) {
-      rows[j] = key_row(b, ta_common_slot(b, o + j));
-    }
-    if (o + keys < end) {
-      ta_prefetch_keys(b, o + keys, ta_min_i64(end, o + keys + TA_FEW_CHUNK));
-    } else {
-      ta_prefetch_values(b, s->begin, ta_min_i64(s->end, s->begin + TA_FEW_CHUNK));
-    }
+    ta_list_keys(b, o, keys, rows.now);
+    ta_ahead ahead = ta_ahead_of_keys(b, s, o + keys, TA_FEW_CHUNK, &rows);
     float *scores = b->memory.scores + o * b->shape.ld;
-    b->kernels->scores_of_rows(b->memory.qt, b->shape.ld, b->rows, plan->kv_dtype, rows, keys, plan->head_dim, scores,
-                               b->shape.ld);
+    b->kernels->scores_of_rows(b->memory.qt, b->shape.ld, b->rows, plan->kv_dtype, rows.now, keys, plan->head_dim,
+                               scores, b->shape.ld, &ahead);
     if (b->cap > 0.0f) {
       b->kernels->softcap(scores, b->shape.ld, b->rows_padded, keys, b->cap);
     }
@@ -45,20 +33,18 @@ static int64_t score_few(const ta_block *b, const ta_segment *s) {
 }
 
 static void score_common(const ta_block *b, const ta_segment *s) {
+  ta_rows rows;
   const int64_t ld = b->shape.ld;
   for (int64_t o = s->begin + score_few(b, s); o < s->end; o += b->shape.keys_per_chunk) {
     const int64_t keys = ta_min_i64(b->shape.keys_per_chunk, s->end - o);
+    ta_list_keys(b, o, keys, rows.now);
     for (int64_t j = 0; j < keys; ++j) {
-      load_key(b, ta_common_slot(b, o + j), b->memory.converted + j * b->shape.ldk);
+      b->kernels->convert(b->plan->kv_dtype, rows.now[j], b->plan->head_dim, b->memory.converted + j * b->shape.ldk);
     }
-    if (o + keys < s->end) {
-      ta_prefetch_keys(b, o + keys, ta_min_i64(s->end, o + keys + b->shape.keys_per_chunk));
-    } else {
-      ta_prefetch_values(b, s->begin, ta_min_i64(s->end, s->begin + TA_FEW_CHUNK));
-    }
+    ta_ahead ahead = ta_ahead_of_keys(b, s, o + keys, b->shape.keys_per_chunk, &rows);
     float *scores = b->memory.scores + o * ld;
     b->kernels->scores(b->memory.qt, ld, b->rows_padded, b->memory.converted, b->shape.ldk, keys, b->plan->head_dim,
-                       scores, ld);
+                       scores, ld, &ahead);
     if (b->cap > 0.0f) {
       b->kernels->softcap(scores, ld, b->rows_padded, keys, b->cap);
     }
@@ -88,8 +74,9 @@ static void score_node_keys(const ta_block *b, int64_t n, const int32_t *offsets
   const int64_t ld = b->shape.ld;
   const int64_t rows = ta_round_up(b->heads, b->kernels->row_vector);
   float *scores = b->memory.node_scores;
+  ta_ahead ahead = ta_ahead_none();
   b->kernels->scores(b->memory.qt + n * b->heads, ld, rows, b->memory.converted, b->shape.ldk, keys, b->plan->head_dim,
-                     scores, ld);
+                     scores, ld, &ahead);
   if (b->cap > 0.0f) {
     b->kernels->softcap(scores, ld, rows, keys, b->cap);
   }
@@ -99,7 +86,7 @@ static void score_node_keys(const ta_block *b, int64_t n, const int32_t *offsets
 }
 
 static void score_own(const ta_block *b, const ta_segment *s) {
-  int32_t offsets[256];
+  int32_t offsets[TA_MAX_CHUNK];
   for (int64_t n = 0; n < b->nodes; ++n) {
     for (int64_t o = s->begin; o < s->end; ++o) {
       fill_node(b, n, o, -INFINITY);

@@ -4,30 +4,22 @@
 
 #include "driver.h"
 
-static const void *value_row(const ta_block *b, int64_t slot) {
-  const treeattn_plan *plan = b->plan;
-  return ta_cache_row(plan, b->task->request, b->run->v, slot, b->task->g, plan->v_stride_page, plan->v_stride_head,
-                      plan->v_stride_slot);
-}
-
 static void load_value(const ta_block *b, int64_t slot, int64_t key) {
   const treeattn_plan *plan = b->plan;
-  b->kernels->convert_panels(plan->kv_dtype, value_row(b, slot), plan->head_dim_v,
+  b->kernels->convert_panels(plan->kv_dtype, ta_value_row(b, slot), plan->head_dim_v,
                              b->memory.converted + key * b->kernels->panel_width,
                              b->shape.keys_per_chunk * b->kernels->panel_width);
 }
 
 /* A few rows, as in plain decoding: converting a value costs less than storing and loading it again. */
 static void value_few(const ta_block *b, const ta_segment *s) {
-  const void *rows[TA_FEW_CHUNK];
+  ta_rows rows;
   for (int64_t o = s->begin; o < s->end; o += TA_FEW_CHUNK) {
     const int64_t keys = ta_min_i64(TA_FEW_CHUNK, s->end - o);
-    for (int64_t j = 0; j < keys; ++j) {
-      rows[j] = value_row(b, ta_common_slot(b, o + j));
-    }
-    ta_prefetch_values(b, o + keys, ta_min_i64(s->end, o + keys + TA_FEW_CHUNK));
-    b->kernels->values_of_rows(b->memory.scores + o * b->shape.ld, b->shape.ld, b->rows, b->plan->kv_dtype, rows, keys,
-                               b->plan->head_dim_v, b->memory.leaf_out, b->shape.ldo);
+    ta_list_values(b, o, keys, rows.now);
+    ta_ahead ahead = ta_ahead_of_values(b, s, o + keys, TA_FEW_CHUNK, &rows);
+    b->kernels->values_of_rows(b->memory.scores + o * b->shape.ld, b->shape.ld, b->rows, b->plan->kv_dtype, rows.now,
+                               keys, b->plan->head_dim_v, b->memory.leaf_out, b->shape.ldo, &ahead);
   }
 }
 
@@ -36,6 +28,7 @@ static void value_shared(const ta_block *b, const ta_segment *s) {
     value_few(b, s);
     return;
   }
+  ta_rows rows;
   const int64_t ld = b->shape.ld;
   const int64_t panel_stride = b->shape.keys_per_chunk * b->kernels->panel_width;
   for (int64_t o = s->begin; o < s->end; o += b->shape.keys_per_chunk) {
@@ -43,15 +36,16 @@ static void value_shared(const ta_block *b, const ta_segment *s) {
     for (int64_t j = 0; j < keys; ++j) {
       load_value(b, ta_common_slot(b, o + j), j);
     }
-    ta_prefetch_values(b, o + keys, ta_min_i64(s->end, o + keys + b->shape.keys_per_chunk));
+    ta_ahead ahead = ta_ahead_of_values(b, s, o + keys, b->shape.keys_per_chunk, &rows);
     b->kernels->values(b->memory.scores + o * ld, ld, b->rows, b->memory.converted, panel_stride, b->shape.panels, keys,
-                       b->memory.leaf_out, b->shape.ldo);
+                       b->memory.leaf_out, b->shape.ldo, &ahead);
   }
 }
 
 /* Adds `keys` weights, ld apart, to the sums of one node's rows, and their values to its out vectors. */
 static void value_node_keys(const ta_block *b, int64_t n, const float *weights, int64_t first_key, int64_t keys) {
   const int64_t ld = b->shape.ld;
+  ta_ahead ahead = ta_ahead_none();
   float *sum = b->memory.leaf_sum + n * b->heads;
   for (int64_t j = 0; j < keys; ++j) {
     for (int64_t h = 0; h < b->heads; ++h) {
@@ -60,7 +54,7 @@ static void value_node_keys(const ta_block *b, int64_t n, const float *weights, 
   }
   b->kernels->values(weights, ld, b->heads, b->memory.converted + first_key * b->kernels->panel_width,
                      b->shape.keys_per_chunk * b->kernels->panel_width, b->shape.panels, keys,
-                     b->memory.leaf_out + n * b->heads * b->shape.ldo, b->shape.ldo);
+                     b->memory.leaf_out + n * b->heads * b->shape.ldo, b->shape.ldo, &ahead);
 }
 
 /* A hidden key's value is skipped, not multiplied by zero: it may hold anything. */
@@ -89,7 +83,7 @@ static void value_mixed(const ta_block *b, const ta_segment *s) {
 }
 
 static void value_own(const ta_block *b, const ta_segment *s) {
-  int32_t offsets[256];
+  int32_t offsets[TA_MAX_CHUNK];
   const int64_t ld = b->shape.ld;
   for (int64_t n = 0; n < b->nodes; ++n) {
     const uint64_t *seen = b->memory.seen + n * TA_LEAF_WORDS;

@@ -16,6 +16,16 @@
 #include "../mask.h"
 
 /*
+ * Rows of the cache that are needed next. Kernels ask the memory for some of them between tiles: asking for all at once
+ * would fill the queue of outstanding misses and stop the arithmetic until it drains.
+ */
+typedef struct ta_ahead {
+  const void *const *rows;
+  int64_t num_rows, row_bytes;
+  int64_t row, byte; /* how far it has got */
+} ta_ahead;
+
+/*
  * Layouts, all f32:
  *   qt      [head_dim][ld]        scaled queries, rows of the block side by side: lanes are rows
  *   s       [position][ld]        scores, then weights
@@ -37,10 +47,10 @@ typedef struct ta_kernels {
 
   /* s[j][r] = chain over d of fma(qt[d][r], k[j][d], .) from zero, r < rows (a multiple of row_vector), j < keys. */
   void (*scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys,
-                 int64_t head_dim, float *s, int64_t lds);
+                 int64_t head_dim, float *s, int64_t lds, ta_ahead *ahead);
   /* The same for 1 to few_rows rows, from cache rows: `keys` and head_dim are multiples of row_vector. */
   void (*scores_of_rows)(const float *qt, int64_t ldq, int64_t rows, treeattn_dtype dtype, const void *const *k,
-                         int64_t keys, int64_t head_dim, float *s, int64_t lds);
+                         int64_t keys, int64_t head_dim, float *s, int64_t lds, ta_ahead *ahead);
   /* s = cap * tanh(s) */
   void (*softcap)(float *s, int64_t lds, int64_t rows, int64_t keys, float cap);
   /* max[r] = max(max[r], s[j][r]) */
@@ -49,11 +59,11 @@ typedef struct ta_kernels {
   void (*weights)(float *s, int64_t lds, int64_t rows, int64_t keys, const float *max, float *sum);
   /* out[r][d] = chain over j of fma(s[j][r], v[j][d], .) on top of what out holds; r < rows, any number. */
   void (*values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels,
-                 int64_t keys, float *out, int64_t ldo);
+                 int64_t keys, float *out, int64_t ldo, ta_ahead *ahead);
   /* The same for 1 to few_rows rows, from cache rows of `count` elements: converting them costs less than storing
    * them. */
   void (*values_of_rows)(const float *s, int64_t lds, int64_t rows, treeattn_dtype dtype, const void *const *v,
-                         int64_t keys, int64_t count, float *out, int64_t ldo);
+                         int64_t keys, int64_t count, float *out, int64_t ldo, ta_ahead *ahead);
   /* a = fma(b, weight_b, a * weight_a) */
   void (*merge)(float *a, const float *b, int64_t count, float weight_a, float weight_b);
   /* result = a / sum, NaN made canonical */

@@ -35,6 +35,29 @@
 
 enum { PANEL = VW * VALUE_VECTORS, FEW_ROWS = VW < 6 ? VW : 6 };
 
+/* ---- memory ---- */
+
+/* Cache lines to ask for at each of `steps`, so that all are under way at the last one. */
+INLINE int64_t lines_per_step(const ta_ahead *ahead, int64_t steps) {
+  const int64_t lines = (ahead->num_rows - ahead->row) * ((ahead->row_bytes + 63) / 64);
+  return steps <= 0 ? 0 : (lines + steps - 1) / steps;
+}
+
+INLINE void ask_ahead(ta_ahead *ahead, int64_t lines) {
+#if defined(__GNUC__)
+  for (; lines > 0 && ahead->row < ahead->num_rows; --lines) {
+    __builtin_prefetch((const char *)ahead->rows[ahead->row] + ahead->byte, 0, 3);
+    ahead->byte += 64;
+    if (ahead->byte >= ahead->row_bytes) {
+      ahead->byte = 0;
+      ++ahead->row;
+    }
+  }
+#else
+  (void)ahead, (void)lines;
+#endif
+}
+
 /* ---- masks ---- */
 
 static uint64_t NAME(scan_cells)(const float *cells, unsigned facts[2]) {
@@ -196,11 +219,15 @@ SCORE_REST(NAME(score_rest_wide), SCORE_VECTORS)
 SCORE_REST(NAME(score_rest_narrow), 1)
 
 static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys,
-                         int64_t head_dim, float *s, int64_t lds) {
+                         int64_t head_dim, float *s, int64_t lds, ta_ahead *ahead) {
+  const int64_t wide = SCORE_VECTORS * VW;
+  const int64_t lines =
+      lines_per_step(ahead, (rows + wide - 1) / wide * (keys / (rows < wide ? SCORE_KEYS_NARROW : SCORE_KEYS)));
   int64_t r = 0;
   for (; r + SCORE_VECTORS * VW <= rows; r += SCORE_VECTORS * VW) {
     int64_t j = 0;
     for (; j + SCORE_KEYS <= keys; j += SCORE_KEYS) {
+      ask_ahead(ahead, lines);
       score_tile(SCORE_VECTORS, SCORE_KEYS, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
     }
     NAME(score_rest_wide)(keys - j, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
@@ -208,6 +235,7 @@ static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float
   for (; r < rows; r += VW) {
     int64_t j = 0;
     for (; j + SCORE_KEYS_NARROW <= keys; j += SCORE_KEYS_NARROW) {
+      ask_ahead(ahead, lines);
       score_tile(1, SCORE_KEYS_NARROW, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
     }
     NAME(score_rest_narrow)(keys - j, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
@@ -254,13 +282,15 @@ INLINE void score_few(const int dtype, const int rows, const float *qt, int64_t 
 #define SCORE_FEW_CASE(dtype, n)                                                                      \
   case n:                                                                                             \
     for (int64_t j = 0; j < keys; j += VW) {                                                          \
+      ask_ahead(ahead, lines);                                                                        \
       score_few(dtype, (n) <= FEW_ROWS ? (n) : FEW_ROWS, qt, ldq, k + j, head_dim, s + j * lds, lds); \
     }                                                                                                 \
     break;
 
 #define SCORES_OF_ROWS(name, dtype)                                                                                  \
   static void name(const float *qt, int64_t ldq, int64_t rows, const void *const *k, int64_t keys, int64_t head_dim, \
-                   float *s, int64_t lds) {                                                                          \
+                   float *s, int64_t lds, ta_ahead *ahead) {                                                         \
+    const int64_t lines = lines_per_step(ahead, keys / VW);                                                          \
     switch (rows) {                                                                                                  \
       SCORE_FEW_CASE(dtype, 1)                                                                                       \
       SCORE_FEW_CASE(dtype, 2)                                                                                       \
@@ -277,11 +307,11 @@ SCORES_OF_ROWS(NAME(scores_of_f16), TREEATTN_F16)
 SCORES_OF_ROWS(NAME(scores_of_bf16), TREEATTN_BF16)
 
 static void NAME(scores_of_rows)(const float *qt, int64_t ldq, int64_t rows, treeattn_dtype dtype, const void *const *k,
-                                 int64_t keys, int64_t head_dim, float *s, int64_t lds) {
+                                 int64_t keys, int64_t head_dim, float *s, int64_t lds, ta_ahead *ahead) {
   switch (dtype) {
-    case TREEATTN_F32: NAME(scores_of_f32)(qt, ldq, rows, k, keys, head_dim, s, lds); break;
-    case TREEATTN_F16: NAME(scores_of_f16)(qt, ldq, rows, k, keys, head_dim, s, lds); break;
-    case TREEATTN_BF16: NAME(scores_of_bf16)(qt, ldq, rows, k, keys, head_dim, s, lds); break;
+    case TREEATTN_F32: NAME(scores_of_f32)(qt, ldq, rows, k, keys, head_dim, s, lds, ahead); break;
+    case TREEATTN_F16: NAME(scores_of_f16)(qt, ldq, rows, k, keys, head_dim, s, lds, ahead); break;
+    case TREEATTN_BF16: NAME(scores_of_bf16)(qt, ldq, rows, k, keys, head_dim, s, lds, ahead); break;
   }
 }
 
@@ -416,12 +446,14 @@ static void NAME(value_rest)(int64_t rows, const float *s, int64_t lds, const fl
 }
 
 static void NAME(values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride,
-                         int64_t panels, int64_t keys, float *out, int64_t ldo) {
+                         int64_t panels, int64_t keys, float *out, int64_t ldo, ta_ahead *ahead) {
+  const int64_t lines = lines_per_step(ahead, panels * (rows / VALUE_ROWS));
   for (int64_t panel = 0; panel < panels; ++panel) {
     const float *values = v + panel * panel_stride;
     float *channels = out + panel * PANEL;
     int64_t r = 0;
     for (; r + VALUE_ROWS <= rows; r += VALUE_ROWS) {
+      ask_ahead(ahead, lines);
       value_tile(VALUE_ROWS, s + r, lds, values, keys, channels + r * ldo, ldo);
     }
     NAME(value_rest)(rows - r, s + r, lds, values, keys, channels + r * ldo, ldo);
@@ -464,9 +496,11 @@ INLINE void value_strip(const int dtype, const int rows, const int vectors, cons
 }
 
 INLINE void value_strips(const int dtype, const int rows, const float *s, int64_t lds, const void *const *v,
-                         int64_t keys, int64_t count, float *out, int64_t ldo) {
+                         int64_t keys, int64_t count, float *out, int64_t ldo, ta_ahead *ahead) {
+  const int64_t lines = lines_per_step(ahead, count / PANEL);
   int64_t d = 0;
   for (; d + PANEL <= count; d += PANEL) {
+    ask_ahead(ahead, lines);
     value_strip(dtype, rows, VALUE_VECTORS, s, lds, v, keys, d, out, ldo);
   }
   for (; d + VW <= count; d += VW) {
@@ -483,14 +517,14 @@ INLINE void value_strips(const int dtype, const int rows, const float *s, int64_
 #endif
 }
 
-#define FEW_CASE(dtype, n)                                    \
-  case n:                                                     \
-    value_strips(dtype, n, s, lds, v, keys, count, out, ldo); \
+#define FEW_CASE(dtype, n)                                           \
+  case n:                                                            \
+    value_strips(dtype, n, s, lds, v, keys, count, out, ldo, ahead); \
     break;
 
 #define VALUES_OF_ROWS(name, dtype)                                                                              \
   static void name(const float *s, int64_t lds, int64_t rows, const void *const *v, int64_t keys, int64_t count, \
-                   float *out, int64_t ldo) {                                                                    \
+                   float *out, int64_t ldo, ta_ahead *ahead) {                                                   \
     switch (rows) {                                                                                              \
       FEW_CASE(dtype, 1)                                                                                         \
       FEW_CASE(dtype, 2)                                                                                         \
@@ -507,11 +541,11 @@ VALUES_OF_ROWS(NAME(values_of_f16), TREEATTN_F16)
 VALUES_OF_ROWS(NAME(values_of_bf16), TREEATTN_BF16)
 
 static void NAME(values_of_rows)(const float *s, int64_t lds, int64_t rows, treeattn_dtype dtype, const void *const *v,
-                                 int64_t keys, int64_t count, float *out, int64_t ldo) {
+                                 int64_t keys, int64_t count, float *out, int64_t ldo, ta_ahead *ahead) {
   switch (dtype) {
-    case TREEATTN_F32: NAME(values_of_f32)(s, lds, rows, v, keys, count, out, ldo); break;
-    case TREEATTN_F16: NAME(values_of_f16)(s, lds, rows, v, keys, count, out, ldo); break;
-    case TREEATTN_BF16: NAME(values_of_bf16)(s, lds, rows, v, keys, count, out, ldo); break;
+    case TREEATTN_F32: NAME(values_of_f32)(s, lds, rows, v, keys, count, out, ldo, ahead); break;
+    case TREEATTN_F16: NAME(values_of_f16)(s, lds, rows, v, keys, count, out, ldo, ahead); break;
+    case TREEATTN_BF16: NAME(values_of_bf16)(s, lds, rows, v, keys, count, out, ldo, ahead); break;
   }
 }
 
