@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "cpu/backend.h"
+#include "mask.h"
 #include "plan.h"
 
 #define FAIL_ARGUMENT(...) ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
@@ -88,9 +89,10 @@ treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_
   }
   if (run->sinks != NULL) {
     for (int64_t h = 0; h < plan->num_heads; ++h) {
-      if (!(run->sinks[h] < INFINITY)) {
-        return ta_fail(error, TREEATTN_ERROR_INVALID_VALUE, "sinks[%lld] is %f: must be finite or -infinity",
-                       (long long)h, (double)run->sinks[h]);
+      if (!(run->sinks[h] <= TA_LARGEST_LOGIT) || (run->sinks[h] < -TA_LARGEST_LOGIT && run->sinks[h] != -INFINITY)) {
+        return ta_fail(error, TREEATTN_ERROR_INVALID_VALUE,
+                       "sinks[%lld] is %g: must be at most 2^127 in magnitude, or -infinity", (long long)h,
+                       (double)run->sinks[h]);
       }
     }
   }

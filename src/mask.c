@@ -2,8 +2,6 @@
 /* Mask encodings to what a row sees. */
 #include "mask.h"
 
-#include <math.h>
-
 static uint64_t bits_of_f32(const float *cells, int64_t count, ta_scan_cells_fn scan, ta_mask_facts *facts) {
   if (count == 64 && scan != NULL) {
     unsigned found[2] = {0, 0};
@@ -20,7 +18,7 @@ static uint64_t bits_of_f32(const float *cells, int64_t count, ta_scan_cells_fn 
     const unsigned seen = cell > TREEATTN_MASK_HIDDEN;
     bits |= (uint64_t)seen << c;
     bias |= seen & (unsigned)(cell != 0.0f);
-    invalid |= (unsigned)!(cell < INFINITY); /* catches NaN too */
+    invalid |= (unsigned)!(cell <= TA_LARGEST_LOGIT); /* catches NaN too */
   }
   facts->has_bias = facts->has_bias || bias != 0;
   facts->has_invalid = facts->has_invalid || invalid != 0;

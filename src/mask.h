@@ -7,10 +7,13 @@
 
 #include "common.h"
 
+/* The largest bias or sink: times log2(e) it must still be finite, with room for a score. */
+#define TA_LARGEST_LOGIT 0x1p127f
+
 /* What a stretch of a dense f32 mask holds besides visibility. */
 typedef struct ta_mask_facts {
   bool has_bias;    /* some attended cell is not zero */
-  bool has_invalid; /* some cell is NaN or +infinity */
+  bool has_invalid; /* some cell is NaN or above TA_LARGEST_LOGIT */
 } ta_mask_facts;
 
 /* 64 cells of a dense f32 mask as bits; sets facts[0] where an attended cell is not zero and facts[1] where a cell is

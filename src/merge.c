@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Merging finished results over disjoint keys, for callers that split attention themselves. */
+#include <fenv.h>
+
 #include "common.h"
 #include "softmax_state.h"
 
@@ -34,6 +36,9 @@ treeattn_status treeattn_merge_states(int64_t num_rows, int64_t head_dim_v, floa
     const char *name = out_a == NULL ? "out_a" : lse_a == NULL ? "lse_a" : out_b == NULL ? "out_b" : "lse_b";
     return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
   }
+  fenv_t environment; /* as for attention: the caller's rounding and flushing must not change a bit */
+  (void)fegetenv(&environment);
+  (void)fesetenv(FE_DFL_ENV);
   for (int64_t r = 0; r < num_rows; ++r) {
     ta_state state = state_of_lse(lse_a[r]);
     const ta_merge how = ta_state_merge(&state, state_of_lse(lse_b[r]));
@@ -53,5 +58,6 @@ treeattn_status treeattn_merge_states(int64_t num_rows, int64_t head_dim_v, floa
       }
     }
   }
+  (void)fesetenv(&environment);
   return TREEATTN_OK;
 }

@@ -93,9 +93,12 @@ treeattn_status treeattn_plan_init(const treeattn_plan_args *args, void *memory,
   if (status != TREEATTN_OK) {
     return status;
   }
-  if (memory == NULL || memory_bytes < need) {
-    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "memory_bytes is %zu: the plan needs %zu",
-                   memory == NULL ? 0 : memory_bytes, need);
+  if (memory == NULL) {
+    return FAIL_ARGUMENT("memory is NULL: the plan needs %zu bytes", need);
+  }
+  if (memory_bytes < need) {
+    return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "memory_bytes is %zu: the plan needs %zu", memory_bytes,
+                   need);
   }
   const size_t misaligned = (size_t)((uintptr_t)memory % TA_ARENA_ALIGNMENT);
   ta_arena arena = {(unsigned char *)memory + (misaligned == 0 ? 0 : TA_ARENA_ALIGNMENT - misaligned), 0, false};
@@ -171,9 +174,12 @@ treeattn_status treeattn_plan_get_positions(const treeattn_plan *plan, int32_t *
   if (plan == NULL) {
     return FAIL_ARGUMENT("plan is NULL");
   }
-  if (capacity < plan->num_rows || (positions == NULL && plan->num_rows > 0)) {
+  if (positions == NULL && plan->num_rows > 0) {
+    return FAIL_ARGUMENT("positions is NULL: the plan has %lld query rows", (long long)plan->num_rows);
+  }
+  if (capacity < plan->num_rows) {
     return ta_fail(error, TREEATTN_ERROR_BUFFER_TOO_SMALL, "capacity is %lld: the plan has %lld query rows",
-                   (long long)(positions == NULL ? 0 : capacity), (long long)plan->num_rows);
+                   (long long)capacity, (long long)plan->num_rows);
   }
   for (int64_t b = 0; b < plan->num_requests; ++b) {
     const ta_request *request = &plan->requests[b];

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One request of a plan: checks its sizes and content and records what each of its rows sees. */
-#include <math.h>
 #include <string.h>
 
 #include "cpu/kernels.h"
@@ -262,12 +261,12 @@ static int64_t count_ones(uint64_t bits) {
 static treeattn_status fail_mask(int64_t index, const float *row, int64_t node, int64_t columns,
                                  treeattn_error *error) {
   int64_t c = 0;
-  while (c + 1 < columns && row[c] < INFINITY) {
+  while (c + 1 < columns && row[c] <= TA_LARGEST_LOGIT) {
     ++c;
   }
   return ta_fail(error, TREEATTN_ERROR_INVALID_MASK,
-                 "requests[%lld].mask row %lld, column %lld is %f: must be finite or -infinity", (long long)index,
-                 (long long)node, (long long)c, (double)row[c]);
+                 "requests[%lld].mask row %lld, column %lld is %g: must be at most 2^127, or -infinity",
+                 (long long)index, (long long)node, (long long)c, (double)row[c]);
 }
 
 /* The tail positions of one row must differ from each other, or the order of its keys would not be defined. */

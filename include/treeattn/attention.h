@@ -43,8 +43,8 @@ extern "C" {
 
 /* ---- what a row sees ------------------------------------------------------------------------------------- */
 
-/* The dense f32 mask: 0 is attended, this value and anything below it (and -infinity) is hidden. Any finite value
- * above it is a bias that is added to the score after scale and softcap. NaN and +infinity are errors. */
+/* The dense f32 mask: 0 is attended, this value and anything below it (and -infinity) is hidden. Any value above it is a
+ * bias that is added to the score after scale and softcap. NaN, +infinity and what is above 2^127 are errors. */
 #define TREEATTN_MASK_HIDDEN (-65504.0f)
 
 typedef enum treeattn_mask_kind {
@@ -257,7 +257,7 @@ typedef struct treeattn_run_args {
   const void *v; /* may overlap k (MLA) */
   size_t v_bytes;
   const float
-      *sinks; /* [num_heads], or NULL for none. -infinity: no sink for this head. NaN and +infinity are errors */
+      *sinks; /* [num_heads], or NULL for none. -infinity: no sink for this head. NaN and magnitudes above 2^127 are errors */
   size_t sinks_bytes;
   void *out; /* overlaps none of the inputs */
   size_t out_bytes;

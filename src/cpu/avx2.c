@@ -8,7 +8,7 @@ enum { VW = 8 };
 typedef __m256 vf;
 
 /* 12 accumulators, 2 loads and a broadcast fill 15 of 16 registers. */
-enum { SCORE_VECTORS = 2, SCORE_KEYS = 6, SCORE_KEYS_NARROW = 12, MAX_ROWS = 128 };
+enum { SCORE_VECTORS = 2, SCORE_KEYS = 3, SCORE_KEYS_NARROW = 6, MAX_ROWS = 128 };
 #define VALUE_ROWS 6
 #define VALUE_VECTORS 2
 

@@ -8,7 +8,7 @@ enum { VW = 16 };
 typedef __m512 vf;
 
 /* 24 accumulators, 2 loads and a broadcast fill 27 of 32 registers. */
-enum { SCORE_VECTORS = 2, SCORE_KEYS = 12, SCORE_KEYS_NARROW = 12, MAX_ROWS = 192 };
+enum { SCORE_VECTORS = 2, SCORE_KEYS = 6, SCORE_KEYS_NARROW = 12, MAX_ROWS = 192 };
 #define VALUE_ROWS 12
 #define VALUE_VECTORS 2
 #define TAIL8

@@ -29,12 +29,14 @@ static void take_memory(const ta_block_shape *shape, const treeattn_plan *plan, 
   const int64_t keys = shape->keys_per_chunk;
   memory->qt = ta_arena_take(arena, plan->head_dim * shape->ld, sizeof(float));
   memory->scores = ta_arena_take(arena, TA_LEAF * shape->ld, sizeof(float));
-  memory->node_scores = ta_arena_take(arena, keys * shape->ld, sizeof(float));
-  memory->converted = ta_arena_take(arena, keys * ta_max_i64(shape->ldk, shape->ldo), sizeof(float));
+  memory->node_scores = ta_arena_take(arena, ta_max_i64(keys, TA_BLOCK) * shape->ld, sizeof(float));
+  memory->converted = ta_arena_take(arena, ta_max_i64(keys * shape->ldk, TA_BLOCK * shape->ldo), sizeof(float));
+  memory->block_out = ta_arena_take(arena, shape->rows_padded * shape->ldo, sizeof(float));
   memory->leaf_out = ta_arena_take(arena, shape->rows_padded * shape->ldo, sizeof(float));
   memory->group_out = ta_arena_take(arena, shape->rows_padded * shape->ldo, sizeof(float));
   memory->total_out = ta_arena_take(arena, shape->rows_padded * shape->ldo, sizeof(float));
   memory->leaf_max = ta_arena_take(arena, shape->rows_padded, sizeof(float));
+  memory->block_sum = ta_arena_take(arena, shape->rows_padded, sizeof(float));
   memory->leaf_sum = ta_arena_take(arena, shape->rows_padded, sizeof(float));
   memory->group = ta_arena_take(arena, shape->rows_padded, sizeof(ta_state));
   memory->total = ta_arena_take(arena, shape->rows_padded, sizeof(ta_state));

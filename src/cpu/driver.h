@@ -23,8 +23,8 @@ typedef struct ta_segment {
 
 typedef struct ta_block_memory {
   float *qt, *scores, *node_scores, *converted;
-  float *leaf_out, *group_out, *total_out;
-  float *leaf_max, *leaf_sum;
+  float *block_out, *leaf_out, *group_out, *total_out;
+  float *leaf_max, *leaf_sum, *block_sum;
   ta_state *group, *total;
   uint64_t *seen; /* [nodes][TA_LEAF_WORDS] */
   ta_segment *segments;

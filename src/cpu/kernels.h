@@ -45,7 +45,7 @@ typedef struct ta_kernels {
   /* The same into panels: element d goes to target[(d / panel_width) * panel_stride + d % panel_width]. */
   void (*convert_panels)(treeattn_dtype dtype, const void *source, int64_t count, float *target, int64_t panel_stride);
 
-  /* s[j][r] = chain over d of fma(qt[d][r], k[j][d], .) from zero, r < rows (a multiple of row_vector), j < keys. */
+  /* s[j][r] = chain over even d of fma(qt[d][r], k[j][d], .) from zero, plus the same over odd d; r < rows (a multiple of row_vector), j < keys. */
   void (*scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys,
                  int64_t head_dim, float *s, int64_t lds, ta_ahead *ahead);
   /* The same for 1 to few_rows rows, from cache rows: `keys` and head_dim are multiples of row_vector. */
@@ -55,15 +55,20 @@ typedef struct ta_kernels {
   void (*softcap)(float *s, int64_t lds, int64_t rows, int64_t keys, float cap);
   /* max[r] = max(max[r], s[j][r]) */
   void (*maximum)(const float *s, int64_t lds, int64_t rows, int64_t keys, float *max);
-  /* s = exp2(s - max[r]), and where sum is not NULL sum[r] += s, j ascending. */
+  /* s = exp2(s - max[r]); where sum is not NULL, sum[r] = sum[r] + chain over ascending j from zero: a whole block. */
   void (*weights)(float *s, int64_t lds, int64_t rows, int64_t keys, const float *max, float *sum);
-  /* out[r][d] = chain over j of fma(s[j][r], v[j][d], .) on top of what out holds; r < rows, any number. */
-  void (*values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride, int64_t panels,
-                 int64_t keys, float *out, int64_t ldo, ta_ahead *ahead);
+  /*
+   * The chain over j of fma(s[j][r], v[j][d], .): for a whole block from zero, and added to out[r][d]; otherwise on top
+   * of what out holds. r < rows, any number.
+   */
+  void (*values)(bool whole, const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride,
+                 int64_t panels, int64_t keys, float *out, int64_t ldo, ta_ahead *ahead);
   /* The same for 1 to few_rows rows, from cache rows of `count` elements: converting them costs less than storing
    * them. */
   void (*values_of_rows)(const float *s, int64_t lds, int64_t rows, treeattn_dtype dtype, const void *const *v,
                          int64_t keys, int64_t count, float *out, int64_t ldo, ta_ahead *ahead);
+  /* a = a + b */
+  void (*add)(float *a, const float *b, int64_t count);
   /* a = fma(b, weight_b, a * weight_a) */
   void (*merge)(float *a, const float *b, int64_t count, float weight_a, float weight_b);
   /* result = a / sum, NaN made canonical */

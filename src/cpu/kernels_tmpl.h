@@ -33,7 +33,11 @@
 #define INLINE static inline
 #endif
 
-enum { PANEL = VW * VALUE_VECTORS, FEW_ROWS = VW < 6 ? VW : 6 };
+enum {
+  PANEL = VW * VALUE_VECTORS,
+  FEW_ROWS = VW < 6 ? VW : 6,
+  SCORE_KEYS_MOST = SCORE_KEYS_NARROW > SCORE_KEYS ? SCORE_KEYS_NARROW : SCORE_KEYS
+};
 
 /* ---- memory ---- */
 
@@ -67,9 +71,9 @@ static uint64_t NAME(scan_cells)(const float *cells, unsigned facts[2]) {
   for (int n = 0; n < 64; n += VW) {
     const vf cell = v_load(cells + n);
     const unsigned seen = v_bits_lt(v_set1(TREEATTN_MASK_HIDDEN), cell);
-    const unsigned below_infinity = v_bits_lt(cell, v_set1(INFINITY));
+    const unsigned valid = v_bits_lt(cell, v_set1(TA_LARGEST_LOGIT)) | v_bits_eq(cell, v_set1(TA_LARGEST_LOGIT));
     bias |= seen & ~v_bits_eq(cell, v_zero());
-    invalid |= ~below_infinity & ((1u << VW) - 1u);
+    invalid |= ~valid & ((1u << VW) - 1u);
     bits |= (uint64_t)seen << n;
   }
   facts[0] |= bias;
@@ -159,15 +163,17 @@ static void NAME(convert_panels)(treeattn_dtype dtype, const void *source, int64
 
 INLINE void score_tile(const int vectors, const int keys, const float *qt, int64_t ldq, const float *k, int64_t ldk,
                        int64_t head_dim, float *s, int64_t lds) {
-  vf sum[SCORE_KEYS_NARROW > SCORE_KEYS ? SCORE_KEYS_NARROW : SCORE_KEYS][SCORE_VECTORS];
+  vf even[SCORE_KEYS_MOST][SCORE_VECTORS];
+  vf odd[SCORE_KEYS_MOST][SCORE_VECTORS];
   UNROLL
   for (int j = 0; j < keys; ++j) {
     UNROLL
     for (int n = 0; n < vectors; ++n) {
-      sum[j][n] = v_zero();
+      even[j][n] = v_zero();
+      odd[j][n] = v_zero();
     }
   }
-  for (int64_t d = 0; d < head_dim; ++d) {
+  for (int64_t d = 0; d < head_dim; d += 2) {
     vf q[SCORE_VECTORS];
     UNROLL
     for (int n = 0; n < vectors; ++n) {
@@ -178,7 +184,19 @@ INLINE void score_tile(const int vectors, const int keys, const float *qt, int64
       const vf key = v_set1(k[j * ldk + d]);
       UNROLL
       for (int n = 0; n < vectors; ++n) {
-        sum[j][n] = v_fma(q[n], key, sum[j][n]);
+        even[j][n] = v_fma(q[n], key, even[j][n]);
+      }
+    }
+    UNROLL
+    for (int n = 0; n < vectors; ++n) {
+      q[n] = v_load(qt + (d + 1) * ldq + n * VW);
+    }
+    UNROLL
+    for (int j = 0; j < keys; ++j) {
+      const vf key = v_set1(k[j * ldk + d + 1]);
+      UNROLL
+      for (int n = 0; n < vectors; ++n) {
+        odd[j][n] = v_fma(q[n], key, odd[j][n]);
       }
     }
   }
@@ -186,14 +204,14 @@ INLINE void score_tile(const int vectors, const int keys, const float *qt, int64
   for (int j = 0; j < keys; ++j) {
     UNROLL
     for (int n = 0; n < vectors; ++n) {
-      v_store(s + j * lds + n * VW, sum[j][n]);
+      v_store(s + j * lds + n * VW, v_add(even[j][n], odd[j][n]));
     }
   }
 }
 
-#define SCORE_CASE(vectors, n)                                 \
-  case n:                                                      \
-    score_tile(vectors, n, qt, ldq, k, ldk, head_dim, s, lds); \
+#define SCORE_CASE(vectors, n)                                                               \
+  case n:                                                                                    \
+    score_tile(vectors, (n) < SCORE_KEYS_MOST ? (n) : 1, qt, ldq, k, ldk, head_dim, s, lds); \
     break;
 
 #define SCORE_REST(name, vectors)                                                                             \
@@ -247,10 +265,12 @@ static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float
 /* VW keys against a few rows. The transposition is worth it because a row's lanes are then all used. */
 INLINE void score_few(const int dtype, const int rows, const float *qt, int64_t ldq, const void *const *k,
                       int64_t head_dim, float *s, int64_t lds) {
-  vf sum[FEW_ROWS];
+  vf even[FEW_ROWS];
+  vf odd[FEW_ROWS];
   UNROLL
   for (int r = 0; r < rows; ++r) {
-    sum[r] = v_zero();
+    even[r] = v_zero();
+    odd[r] = v_zero();
   }
   for (int64_t d = 0; d < head_dim; d += VW) {
     vf key[VW];
@@ -260,17 +280,18 @@ INLINE void score_few(const int dtype, const int rows, const float *qt, int64_t 
     }
     v_transpose(key);
     UNROLL
-    for (int n = 0; n < VW; ++n) {
+    for (int n = 0; n < VW; n += 2) {
       UNROLL
       for (int r = 0; r < rows; ++r) {
-        sum[r] = v_fma(v_set1(qt[(d + n) * ldq + r]), key[n], sum[r]);
+        even[r] = v_fma(v_set1(qt[(d + n) * ldq + r]), key[n], even[r]);
+        odd[r] = v_fma(v_set1(qt[(d + n + 1) * ldq + r]), key[n + 1], odd[r]);
       }
     }
   }
   vf row[VW];
   UNROLL
   for (int r = 0; r < VW; ++r) {
-    row[r] = r < rows ? sum[r < FEW_ROWS ? r : 0] : v_zero();
+    row[r] = r < rows ? v_add(even[r < FEW_ROWS ? r : 0], odd[r < FEW_ROWS ? r : 0]) : v_zero();
   }
   v_transpose(row);
   UNROLL
@@ -373,7 +394,7 @@ static void NAME(maximum)(const float *s, int64_t lds, int64_t rows, int64_t key
 static void NAME(weights)(float *s, int64_t lds, int64_t rows, int64_t keys, const float *max, float *sum) {
   for (int64_t r = 0; r < rows; r += VW) {
     const vf m = v_load(max + r);
-    vf total = sum == NULL ? v_zero() : v_load(sum + r);
+    vf total = v_zero();
     for (int64_t j = 0; j < keys; ++j) {
       float *cell = s + j * lds + r;
       const vf weight = exp2_of(v_sub(v_load(cell), m));
@@ -381,21 +402,21 @@ static void NAME(weights)(float *s, int64_t lds, int64_t rows, int64_t keys, con
       v_store(cell, weight);
     }
     if (sum != NULL) {
-      v_store(sum + r, total);
+      v_store(sum + r, v_add(v_load(sum + r), total));
     }
   }
 }
 
 /* ---- values: lanes are channels, weights are broadcast ---- */
 
-INLINE void value_tile(const int rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out,
-                       int64_t ldo) {
+INLINE void value_tile(const int whole, const int rows, const float *s, int64_t lds, const float *v, int64_t keys,
+                       float *out, int64_t ldo) {
   vf sum[VALUE_ROWS][VALUE_VECTORS];
   UNROLL
   for (int r = 0; r < rows; ++r) {
     UNROLL
     for (int n = 0; n < VALUE_VECTORS; ++n) {
-      sum[r][n] = v_load(out + r * ldo + n * VW);
+      sum[r][n] = whole ? v_zero() : v_load(out + r * ldo + n * VW);
     }
   }
   for (int64_t j = 0; j < keys; ++j) {
@@ -417,16 +438,17 @@ INLINE void value_tile(const int rows, const float *s, int64_t lds, const float 
   for (int r = 0; r < rows; ++r) {
     UNROLL
     for (int n = 0; n < VALUE_VECTORS; ++n) {
-      v_store(out + r * ldo + n * VW, sum[r][n]);
+      float *channels = out + r * ldo + n * VW;
+      v_store(channels, whole ? v_add(v_load(channels), sum[r][n]) : sum[r][n]);
     }
   }
 }
 
 #define VALUE_CASE(n) \
-  case n: value_tile(n, s, lds, v, keys, out, ldo); break;
+  case n: value_tile(whole, n, s, lds, v, keys, out, ldo); break;
 
-static void NAME(value_rest)(int64_t rows, const float *s, int64_t lds, const float *v, int64_t keys, float *out,
-                             int64_t ldo) {
+INLINE void value_rest(const int whole, int64_t rows, const float *s, int64_t lds, const float *v, int64_t keys,
+                       float *out, int64_t ldo) {
   switch (rows) {
     VALUE_CASE(1)
     VALUE_CASE(2)
@@ -445,8 +467,8 @@ static void NAME(value_rest)(int64_t rows, const float *s, int64_t lds, const fl
   }
 }
 
-static void NAME(values)(const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride,
-                         int64_t panels, int64_t keys, float *out, int64_t ldo, ta_ahead *ahead) {
+INLINE void value_panels(const int whole, const float *s, int64_t lds, int64_t rows, const float *v,
+                         int64_t panel_stride, int64_t panels, int64_t keys, float *out, int64_t ldo, ta_ahead *ahead) {
   const int64_t lines = lines_per_step(ahead, panels * (rows / VALUE_ROWS));
   for (int64_t panel = 0; panel < panels; ++panel) {
     const float *values = v + panel * panel_stride;
@@ -454,9 +476,18 @@ static void NAME(values)(const float *s, int64_t lds, int64_t rows, const float 
     int64_t r = 0;
     for (; r + VALUE_ROWS <= rows; r += VALUE_ROWS) {
       ask_ahead(ahead, lines);
-      value_tile(VALUE_ROWS, s + r, lds, values, keys, channels + r * ldo, ldo);
+      value_tile(whole, VALUE_ROWS, s + r, lds, values, keys, channels + r * ldo, ldo);
     }
-    NAME(value_rest)(rows - r, s + r, lds, values, keys, channels + r * ldo, ldo);
+    value_rest(whole, rows - r, s + r, lds, values, keys, channels + r * ldo, ldo);
+  }
+}
+
+static void NAME(values)(bool whole, const float *s, int64_t lds, int64_t rows, const float *v, int64_t panel_stride,
+                         int64_t panels, int64_t keys, float *out, int64_t ldo, ta_ahead *ahead) {
+  if (whole) {
+    value_panels(1, s, lds, rows, v, panel_stride, panels, keys, out, ldo, ahead);
+  } else {
+    value_panels(0, s, lds, rows, v, panel_stride, panels, keys, out, ldo, ahead);
   }
 }
 
@@ -468,7 +499,7 @@ INLINE void value_strip(const int dtype, const int rows, const int vectors, cons
   for (int r = 0; r < rows; ++r) {
     UNROLL
     for (int n = 0; n < vectors; ++n) {
-      sum[r][n] = v_load(out + r * ldo + d + n * VW);
+      sum[r][n] = v_zero();
     }
   }
   for (int64_t j = 0; j < keys; ++j) {
@@ -490,7 +521,8 @@ INLINE void value_strip(const int dtype, const int rows, const int vectors, cons
   for (int r = 0; r < rows; ++r) {
     UNROLL
     for (int n = 0; n < vectors; ++n) {
-      v_store(out + r * ldo + d + n * VW, sum[r][n]);
+      float *channels = out + r * ldo + d + n * VW;
+      v_store(channels, v_add(v_load(channels), sum[r][n]));
     }
   }
 }
@@ -508,11 +540,11 @@ INLINE void value_strips(const int dtype, const int rows, const float *s, int64_
   }
 #ifdef TAIL8
   for (int r = 0; d < count && r < rows; ++r) {
-    vf sum = v_load8(out + r * ldo + d);
+    vf sum = v_zero();
     for (int64_t j = 0; j < keys; ++j) {
       sum = v_fma(v_set1(s[j * lds + r]), load8_as(dtype, v[j], d), sum);
     }
-    v_store8(out + r * ldo + d, sum);
+    v_store8(out + r * ldo + d, v_add(v_load8(out + r * ldo + d), sum));
   }
 #endif
 }
@@ -551,6 +583,18 @@ static void NAME(values_of_rows)(const float *s, int64_t lds, int64_t rows, tree
 
 /* ---- per row ---- */
 
+static void NAME(add)(float *a, const float *b, int64_t count) {
+  int64_t d = 0;
+  for (; d + VW <= count; d += VW) {
+    v_store(a + d, v_add(v_load(a + d), v_load(b + d)));
+  }
+#ifdef TAIL8
+  if (d < count) {
+    v_store8(a + d, v_add(v_load8(a + d), v_load8(b + d)));
+  }
+#endif
+}
+
 static void NAME(merge)(float *a, const float *b, int64_t count, float weight_a, float weight_b) {
   const vf wa = v_set1(weight_a);
   const vf wb = v_set1(weight_b);
@@ -581,6 +625,6 @@ static void NAME(finish)(const float *a, int64_t count, float sum, float *result
 #define TABLE(isa_value)                                                                                               \
   {                                                                                                                    \
     isa_value, VW, PANEL, MAX_ROWS, FEW_ROWS, NAME(convert), NAME(convert_panels), NAME(scores), NAME(scores_of_rows), \
-        NAME(softcap), NAME(maximum), NAME(weights), NAME(values), NAME(values_of_rows), NAME(merge), NAME(finish),    \
-        NAME(scan_cells)                                                                                               \
+        NAME(softcap), NAME(maximum), NAME(weights), NAME(values), NAME(values_of_rows), NAME(add), NAME(merge),       \
+        NAME(finish), NAME(scan_cells)                                                                                 \
   }

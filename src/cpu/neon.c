@@ -8,7 +8,7 @@ enum { VW = 4 };
 typedef float32x4_t vf;
 
 /* 24 accumulators, 4 loads and a broadcast fill 29 of 32 registers. */
-enum { SCORE_VECTORS = 4, SCORE_KEYS = 6, SCORE_KEYS_NARROW = 12, MAX_ROWS = 128 };
+enum { SCORE_VECTORS = 4, SCORE_KEYS = 3, SCORE_KEYS_NARROW = 12, MAX_ROWS = 128 };
 #define VALUE_ROWS 6
 #define VALUE_VECTORS 4
 

@@ -10,7 +10,7 @@
 /* Working memory for one row. `leaf`, `group` and `total` are the out vectors of three states. */
 typedef struct scalar_memory {
   float query[1024];
-  float leaf[1024], group[1024], total[1024];
+  float block[1024], leaf[1024], group[1024], total[1024];
   float key[1024], value[1024];
   float scores[TA_LEAF];
   int32_t slots[TA_LEAF];
@@ -54,10 +54,13 @@ static int64_t slot_of(const ta_request *request, const int32_t *slots, int64_t 
 /* The score of one key in units of log2. */
 static float score(const treeattn_plan *plan, const ta_query_scale *scale, const float *query, const float *key,
                    float bias) {
-  float t = 0.0f;
-  for (int64_t d = 0; d < plan->head_dim; ++d) {
-    t = fmaf(query[d], key[d], t);
+  float even = 0.0f;
+  float odd = 0.0f;
+  for (int64_t d = 0; d < plan->head_dim; d += 2) {
+    even = fmaf(query[d], key[d], even);
+    odd = fmaf(query[d + 1], key[d + 1], odd);
   }
+  float t = even + odd;
   if (scale->cap > 0.0f) {
     t = scale->cap * ta_tanh(t);
   }
@@ -92,18 +95,26 @@ static ta_state attend_leaf(const treeattn_plan *plan, const treeattn_run_args *
     }
   }
   memset(memory->leaf, 0, (size_t)plan->head_dim_v * sizeof(float));
-  for (int64_t n = 0; n < TA_LEAF; ++n) {
-    if (seen[n / 64] >> (n % 64) & 1) {
-      const int64_t slot = slot_of(request, memory->slots, base, n);
-      const float weight = ta_exp2(memory->scores[n] - state.max);
-      load_row(
-          plan,
-          ta_cache_row(plan, request, run->v, slot, g, plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot),
-          plan->head_dim_v, memory->value);
-      state.sum += weight;
-      for (int64_t d = 0; d < plan->head_dim_v; ++d) {
-        memory->leaf[d] = fmaf(weight, memory->value[d], memory->leaf[d]);
+  for (int64_t begin = 0; begin < TA_LEAF; begin += TA_BLOCK) {
+    float sum = 0.0f;
+    memset(memory->block, 0, (size_t)plan->head_dim_v * sizeof(float));
+    for (int64_t n = begin; n < begin + TA_BLOCK; ++n) {
+      if (seen[n / 64] >> (n % 64) & 1) {
+        const int64_t slot = slot_of(request, memory->slots, base, n);
+        const float weight = ta_exp2(memory->scores[n] - state.max);
+        load_row(
+            plan,
+            ta_cache_row(plan, request, run->v, slot, g, plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot),
+            plan->head_dim_v, memory->value);
+        sum += weight;
+        for (int64_t d = 0; d < plan->head_dim_v; ++d) {
+          memory->block[d] = fmaf(weight, memory->value[d], memory->block[d]);
+        }
       }
+    }
+    state.sum += sum;
+    for (int64_t d = 0; d < plan->head_dim_v; ++d) {
+      memory->leaf[d] += memory->block[d];
     }
   }
   return state;
