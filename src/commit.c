@@ -68,7 +68,8 @@ static treeattn_status measure(const treeattn_commit_args *args, layout *parts, 
   return TREEATTN_OK;
 }
 
-treeattn_status treeattn_commit_plan_bytes(const treeattn_commit_args *args, size_t *plan_bytes, treeattn_error *error) {
+treeattn_status treeattn_commit_plan_bytes(const treeattn_commit_args *args, size_t *plan_bytes,
+                                           treeattn_error *error) {
   treeattn_commit_args checked;
   layout parts;
   treeattn_status status = ta_commit_check_args(&checked, args, error);

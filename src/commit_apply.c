@@ -18,7 +18,8 @@ typedef struct shape {
 
 enum { BLOCK, HEAD, ROW, NUM_SHAPES };
 
-/* Strides in bytes, the packed order where they are 0. Fails only if the packed order overflows or a stride is negative. */
+/* Strides in bytes, the packed order where they are 0. Fails only if the packed order overflows or a stride is
+ * negative. */
 static treeattn_status get_shapes(const treeattn_commit_plan *plan, int64_t t, const treeattn_commit_tensor *tensor,
                                   shape shapes[NUM_SHAPES], treeattn_error *error) {
   const int64_t given[NUM_SHAPES] = {tensor->stride_block_bytes, tensor->stride_head_bytes, tensor->stride_row_bytes};
@@ -117,8 +118,8 @@ static treeattn_status check_tensor(const treeattn_commit_plan *plan, const tree
   return status == TREEATTN_OK ? check_span(t, &tensor, shapes, error) : status;
 }
 
-/* Passing a tensor twice would scramble it. [*lowest, *highest] holds all data seen so far, so that tensors in the order
- * of their addresses, either way, cost no search. */
+/* Passing a tensor twice would scramble it. [*lowest, *highest] holds all data seen so far, so that tensors in the
+ * order of their addresses, either way, cost no search. */
 static treeattn_status check_repeated(const treeattn_commit_run_args *run, int64_t t, uintptr_t *lowest,
                                       uintptr_t *highest, treeattn_error *error) {
   const uintptr_t data = (uintptr_t)get_tensor(run, t).data;
@@ -143,8 +144,7 @@ treeattn_status treeattn_commit_check(const treeattn_commit_plan *plan, const tr
                    plan == NULL ? "plan" : (run == NULL ? "run" : "num_tasks"));
   }
   treeattn_commit_run_args known;
-  treeattn_status status =
-      ta_commit_copy_struct(&known, sizeof known, run, run->struct_size, "run.struct_size", error);
+  treeattn_status status = ta_commit_copy_struct(&known, sizeof known, run, run->struct_size, "run.struct_size", error);
   if (status != TREEATTN_OK) {
     return status;
   }

@@ -82,8 +82,9 @@ treeattn_status ta_commit_check_request(const treeattn_commit_args *args, int64_
                    id, (long long)request->prefix_len);
   }
   if (request->num_nodes < 0 || request->num_nodes > TREEATTN_TREE_MAX_NODES) {
-    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "requests[%lld].num_nodes is %lld: it must be from 0 to %lld",
-                   id, (long long)request->num_nodes, (long long)TREEATTN_TREE_MAX_NODES);
+    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT,
+                   "requests[%lld].num_nodes is %lld: it must be from 0 to %lld", id, (long long)request->num_nodes,
+                   (long long)TREEATTN_TREE_MAX_NODES);
   }
   if (request->path_len < 0 || request->path_len > request->num_nodes) {
     return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT,
@@ -96,8 +97,8 @@ treeattn_status ta_commit_check_request(const treeattn_commit_args *args, int64_
   }
   int64_t num_slots = 0;
   if (!ta_add_i64(request->prefix_len, request->num_nodes, &num_slots)) {
-    return ta_fail(error, TREEATTN_ERROR_OVERFLOW, "requests[%lld].prefix_len is %lld: with %lld nodes it overflows", id,
-                   (long long)request->prefix_len, (long long)request->num_nodes);
+    return ta_fail(error, TREEATTN_ERROR_OVERFLOW, "requests[%lld].prefix_len is %lld: with %lld nodes it overflows",
+                   id, (long long)request->prefix_len, (long long)request->num_nodes);
   }
   if (request->num_nodes == 0) {
     return TREEATTN_OK;

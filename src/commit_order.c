@@ -42,8 +42,8 @@ static void locate(const treeattn_commit_plan *plan, const treeattn_commit_reque
 }
 
 /*
- * Runs grow at either end. This is sound because emitted moves never read a row that an earlier one wrote: made one by one or
- * all at once, the result is the same.
+ * Runs grow at either end. This is sound because emitted moves never read a row that an earlier one wrote: made one
+ * by one or all at once, the result is the same.
  */
 static bool extend_last(treeattn_commit_plan *plan, const treeattn_commit_move *move) {
   if (plan->num_moves == 0) {

@@ -33,8 +33,8 @@ TA_HIDDEN void ta_commit_order(treeattn_commit_plan *plan, const treeattn_commit
                                const ta_commit_work *work);
 
 /* commit_order.c: checks a path and fills reader[num_nodes]. Messages say requests[r] unless r is -1. */
-TA_HIDDEN treeattn_status ta_commit_check_path(const int32_t *path, int64_t path_len, int64_t num_nodes, int32_t *reader,
-                                               int64_t r, treeattn_error *error);
+TA_HIDDEN treeattn_status ta_commit_check_path(const int32_t *path, int64_t path_len, int64_t num_nodes,
+                                               int32_t *reader, int64_t r, treeattn_error *error);
 
 /* commit_overlap.c: refuses blocks with nodes of two requests if one of them moves, and pages that a request has twice.
  * Sorts `uses`. */

@@ -50,9 +50,8 @@ treeattn_status treeattn_commit_rewind(int64_t kv_seq_len, int64_t num_tokens, i
                    kv_seq_len < 0 ? "kv_seq_len" : "page_size", (long long)(kv_seq_len < 0 ? kv_seq_len : page_size));
   }
   if (num_tokens < 0 || num_tokens > kv_seq_len) {
-    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT,
-                   "num_tokens is %lld: it must be from 0 to kv_seq_len (%lld)", (long long)num_tokens,
-                   (long long)kv_seq_len);
+    return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "num_tokens is %lld: it must be from 0 to kv_seq_len (%lld)",
+                   (long long)num_tokens, (long long)kv_seq_len);
   }
   if (rewound == NULL) {
     return ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "rewound is NULL");

@@ -254,7 +254,7 @@ treeattn_status treeattn_tree_from_intervals(int64_t num_nodes, const int32_t *i
 }
 
 static bool bit_is_set(const uint8_t *row, int64_t column) {
-  return ((row[column / 8] >> (column % 8)) & 1u) != 0;
+  return (((unsigned)row[column / 8] >> (column % 8)) & 1u) != 0;
 }
 
 /* The last set bit of [begin, end), or -1. */

@@ -82,7 +82,7 @@ TA_HIDDEN void ta_weights_sum_block(ta_weights *weights, int64_t block);
 TA_HIDDEN void ta_weights_sum(ta_weights *weights);
 TA_HIDDEN void ta_weights_remove(ta_weights *weights, int64_t token);
 /* The smallest token whose cumulative probability exceeds the uniform. Its weight is positive. */
-TA_HIDDEN int32_t ta_weights_draw(const ta_weights *weights, float uniform);
+TA_HIDDEN int32_t ta_weights_draw(const ta_weights *weights, double uniform);
 /* exp(-H) of the distribution, H its entropy. */
 TA_HIDDEN double ta_weights_exp_minus_entropy(const ta_weights *weights);
 

@@ -30,7 +30,7 @@ treeattn_status ta_verify_walk_greedy(const ta_verify_problem *problem, ta_verif
   const treeattn_verify_request *request = problem->request;
   ta_output_start(output);
   int32_t stand = 0;
-  int32_t expected;
+  int32_t expected = 0;
   treeattn_status status = ta_verify_argmax(problem, stand, &expected, error);
   /* Children come after their parent, so one ascending pass meets the whole path. */
   for (int64_t i = 1; i < request->num_nodes && status == TREEATTN_OK; i++) {

@@ -92,13 +92,13 @@ static treeattn_status next_uniform(ta_uniform_source *source, treeattn_verify_d
                    problem->prefix, (long long)source->next, (double)uniform);
   }
   source->next++;
-  decision->uniform = uniform;
+  decision->uniform = (double)uniform;
   return TREEATTN_OK;
 }
 
 static treeattn_status accept_by_uniform(void *context, treeattn_verify_decision *decision, treeattn_error *error) {
   const treeattn_status status = next_uniform(context, decision, error);
-  decision->accepted = status == TREEATTN_OK && (double)decision->uniform < decision->probability;
+  decision->accepted = status == TREEATTN_OK && decision->uniform < decision->probability;
   return status;
 }
 

@@ -64,7 +64,7 @@ treeattn_status ta_verify_walk_typical(const ta_verify_problem *problem, ta_typi
       judge_children(request, i, nodes, weights, output);
     }
   }
-  int32_t last_token;
+  int32_t last_token = 0;
   const treeattn_status status = ta_verify_argmax(problem, best, &last_token, error);
   if (status != TREEATTN_OK) {
     return status;

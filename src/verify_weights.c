@@ -99,7 +99,7 @@ treeattn_status ta_logits_row_argmax(const void *row, treeattn_dtype dtype, int6
 
 treeattn_status ta_weights_from_logits(ta_weights *weights, const void *row, treeattn_dtype dtype, int64_t vocab_size,
                                        float temperature, ta_row_name name, treeattn_error *error) {
-  int32_t top;
+  int32_t top = 0;
   const treeattn_status status = ta_logits_row_argmax(row, dtype, vocab_size, name, &top, error);
   if (status != TREEATTN_OK) {
     return status;
@@ -189,8 +189,8 @@ treeattn_status ta_probs_row_argmax(const void *row, treeattn_dtype dtype, int64
   return TREEATTN_OK;
 }
 
-int32_t ta_weights_draw(const ta_weights *weights, float uniform) {
-  const double target = (double)uniform * weights->total;
+int32_t ta_weights_draw(const ta_weights *weights, double uniform) {
+  const double target = uniform * weights->total;
   double before = 0;
   int64_t block = 0;
   int64_t chosen = 0;

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Drafters, which guess what comes next without a model of their own, and the tree that grows from their guesses. */
+#ifndef GENERATE_DRAFT_H
+#define GENERATE_DRAFT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <treeattn/tree.h>
+
+enum { GEN_MAX_CHILDREN = 8 };
+
+/*
+ * A drafter. Several are asked one after another: each gives candidates for the token after tokens[0 .. num_tokens - 1]
+ * with the probabilities that they have if none of the earlier drafters' candidates is right.
+ */
+typedef struct gen_drafter {
+  const char *name;
+  void *context;
+  /* Distinct candidates, likeliest first, at most `capacity`; their probabilities sum to at most 1. */
+  int64_t (*propose)(void *context, const int32_t *tokens, int64_t num_tokens, int64_t capacity, int32_t *candidates,
+                     float *probabilities);
+  /* `next` has been committed after these tokens, of the prompt too. `missed`: no earlier drafter had it. Returns
+   * whether this one did. */
+  bool (*learn)(void *context, const int32_t *tokens, int64_t num_tokens, int32_t next, bool missed);
+  /* The target's row after `token`, of any verified node; NULL if the drafter does not care. */
+  void (*observe)(void *context, int32_t token, const float *logits, int64_t vocab_size);
+  void (*destroy)(void *context);
+} gen_drafter;
+
+/* What followed earlier occurrences of the last 1 to 6 tokens, longest matches first (prompt look-up). */
+treeattn_status gen_drafter_lookup(int64_t max_tokens, gen_drafter *drafter, treeattn_error *error);
+/* The likeliest successors that the target named when it last saw a token (token recycling, arXiv 2408.08696). */
+treeattn_status gen_drafter_recycle(int64_t vocab_size, gen_drafter *drafter, treeattn_error *error);
+/* Arbitrary tokens, so that every tree is full: for tests of what must not depend on the drafts. */
+treeattn_status gen_drafter_arbitrary(int64_t vocab_size, gen_drafter *drafter, treeattn_error *error);
+
+/* ---- the tree ------------------------------------------------------------------------------------------------- */
+
+typedef struct gen_tree_options {
+  int64_t max_nodes; /* root included */
+  int64_t max_levels;
+  int64_t max_children;   /* 1: a chain */
+  const double *cost;     /* [max_nodes] of a step with 1, 2 .. nodes: the size of most expected tokens per cost is
+                             taken. NULL: max_nodes, as far as there are candidates */
+} gen_tree_options;
+
+typedef struct gen_tree {
+  int64_t num_nodes;
+  int32_t *parents, *tokens; /* [max_nodes] */
+  double expected_tokens;    /* as the drafters see it */
+} gen_tree;
+
+typedef struct gen_draft gen_draft; /* working memory of the growth */
+
+treeattn_status gen_draft_create(int64_t max_nodes, int64_t max_levels, gen_draft **draft, treeattn_error *error);
+void gen_draft_destroy(gen_draft *draft);
+
+/* Grows a tree below the last of the tokens. The tree's arrays belong to `draft` and stay until the next call.
+ * tokens[num_tokens .. num_tokens + max_levels] is working memory. */
+treeattn_status gen_draft_grow(gen_draft *draft, const gen_drafter *drafters, int num_drafters, int32_t *tokens,
+                               int64_t num_tokens, const gen_tree_options *options, gen_tree *tree,
+                               treeattn_error *error);
+
+#endif
