@@ -38,6 +38,8 @@ endif()
 
 add_executable(treeattn-generate-check tests/generate/check_model.c)
 target_link_libraries(treeattn-generate-check PRIVATE ta_generate ta_flags)
+add_executable(treeattn-generate-tokens tests/generate/print_tokens.c)
+target_link_libraries(treeattn-generate-tokens PRIVATE ta_generate ta_flags)
 
 if(TREEATTN_BUILD_TESTS)
   file(GLOB ta_generate_tests CONFIGURE_DEPENDS tests/generate/test_*.c)

@@ -23,8 +23,9 @@ static uint8_t take_byte(reader *r) {
 
 /* Mostly a small number; sometimes an edge of the type. */
 static int64_t take_number(reader *r) {
-  static const int64_t edges[] = {-1, -2, INT64_MIN, INT64_MAX, INT32_MAX, INT32_MIN, INT64_C(1) << 31, INT64_C(1) << 32,
-                                  INT64_C(1) << 62, 1024, 1025, 512, 513, 64, 65, 0};
+  static const int64_t edges[] = {
+      -1,   -2,  INT64_MIN, INT64_MAX, INT32_MAX, INT32_MIN, INT64_C(1) << 31, INT64_C(1) << 32, INT64_C(1) << 62, 1024,
+      1025, 512, 513,       64,        65,        0};
   uint8_t low = take_byte(r);
   if (low < 0xe0) {
     return low;
@@ -47,15 +48,16 @@ static void run_plan(const treeattn_plan *plan) {
   treeattn_error error = {TREEATTN_OK, ""};
   require(treeattn_plan_get_info(plan, &info, &error) == TREEATTN_OK, "a plan without info", &error);
   const size_t most = (size_t)1 << 22;
-  if (info.q_bytes > most || info.k_bytes > most || info.v_bytes > most || info.out_bytes > most || info.lse_bytes > most ||
-      info.scratch_bytes > (size_t)1 << 26 || (info.q_bytes / 4) * (info.k_bytes / 2) > (size_t)1 << 28) {
+  if (info.q_bytes > most || info.k_bytes > most || info.v_bytes > most || info.out_bytes > most ||
+      info.lse_bytes > most || info.scratch_bytes > (size_t)1 << 26 ||
+      (info.q_bytes / 4) * (info.k_bytes / 2) > (size_t)1 << 28) {
     return;
   }
   treeattn_run_args run;
   memset(&run, 0, sizeof run);
   run.struct_size = sizeof run;
-  void *memory[] = {calloc(info.q_bytes, 1),   calloc(info.k_bytes, 1), calloc(info.v_bytes, 1), malloc(info.out_bytes),
-                    malloc(info.lse_bytes), malloc(info.scratch_bytes)};
+  void *memory[] = {calloc(info.q_bytes, 1), calloc(info.k_bytes, 1), calloc(info.v_bytes, 1),
+                    malloc(info.out_bytes),  malloc(info.lse_bytes),  malloc(info.scratch_bytes)};
   run.q = memory[0];
   run.q_bytes = info.q_bytes;
   run.k = memory[1];
@@ -89,7 +91,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   args.num_requests = take_byte(&r) % (MOST_REQUESTS + 1);
   const uint8_t optional = take_byte(&r);
   args.num_kv_heads = take_number(&r);
-  args.num_heads = (optional & 1) != 0 ? take_number(&r) : (int64_t)((uint64_t)args.num_kv_heads * (1u + take_byte(&r) % 5u));
+  args.num_heads =
+      (optional & 1) != 0 ? take_number(&r) : (int64_t)((uint64_t)args.num_kv_heads * (1u + take_byte(&r) % 5u));
   args.head_dim = (optional & 2) != 0 ? take_number(&r) : 8 * (1 + take_byte(&r) % 16);
   args.head_dim_v = (optional & 4) != 0 ? take_number(&r) : 0;
   args.kv_dtype = (treeattn_dtype)(take_byte(&r) % 5);
@@ -101,9 +104,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   args.kv_capacity = args.page_size == 0 ? take_number(&r) : 0;
   args.num_workers = take_number(&r);
   if ((optional & 64) != 0) {
-    int64_t *const strides[] = {&args.q_stride_head,     &args.q_stride_row,  &args.out_stride_row, &args.out_stride_head,
-                                &args.lse_stride_row,    &args.lse_stride_head, &args.k_stride_sequence, &args.k_stride_head,
-                                &args.k_stride_slot,     &args.v_stride_sequence, &args.v_stride_head, &args.v_stride_slot};
+    int64_t *const strides[] = {&args.q_stride_head,     &args.q_stride_row,   &args.out_stride_row,
+                                &args.out_stride_head,   &args.lse_stride_row, &args.lse_stride_head,
+                                &args.k_stride_sequence, &args.k_stride_head,  &args.k_stride_slot,
+                                &args.v_stride_sequence, &args.v_stride_head,  &args.v_stride_slot};
     for (size_t n = 0; n < sizeof strides / sizeof strides[0]; n++) {
       *strides[n] = take_number(&r);
     }
@@ -122,7 +126,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const uint8_t more = take_byte(&r);
     request->num_nodes = take_number(&r);
     if (request->num_nodes > MOST_NODES) {
-      request->num_nodes = (more & 1) != 0 ? INT64_MAX : MOST_NODES; /* a chain of any length is legal, and slow to write down */
+      request->num_nodes =
+          (more & 1) != 0 ? INT64_MAX : MOST_NODES; /* a chain of any length is legal, and slow to write down */
     }
     request->prefix_len = (more & 2) != 0 ? TREEATTN_AUTO : take_number(&r);
     request->kv_seq_len = (more & 4) != 0 ? TREEATTN_AUTO : take_number(&r);
@@ -181,7 +186,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (status == TREEATTN_OK) {
     run_plan(plan);
   } else {
-    require(error.status == status && error.message[0] != '\0' && strchr(error.message, '\n') == NULL, "a status without a message", &error);
+    require(error.status == status && error.message[0] != '\0' && strchr(error.message, '\n') == NULL,
+            "a status without a message", &error);
   }
   treeattn_plan_destroy(plan);
   for (int n = 0; n < MOST_REQUESTS; n++) {

@@ -57,7 +57,7 @@ static double task_cost(const treeattn_plan *plan, const ta_request *request) {
   const double padded = (double)(int64_t)((rows + vector - 1) / vector) * vector;
   const int64_t chunk = request->chunk_leaves == 0 ? leaves_of(request) : request->chunk_leaves;
   const double leaves = (double)ta_min_i64(chunk, leaves_of(request));
-  return leaves * (padded + 16) + (request->num_chunks > 1 ? 0.05 * rows : 0);
+  return leaves * (padded + 16) + (request->num_chunks > 1 ? 0.2 * rows : 0);
 }
 
 /*
@@ -99,7 +99,7 @@ static void cut_lone_request(const treeattn_plan *plan, int64_t block_rows, ta_r
       cut_rows(plan, rows, &candidate);
       cut_leaves(chunk_leaves[n], &candidate);
       const int64_t tasks = candidate.num_blocks * plan->num_kv_heads * candidate.num_chunks;
-      const double span = span_of(plan, &candidate) * (tasks < 2 * plan->num_workers ? 1.15 : 1.0);
+      const double span = span_of(plan, &candidate) * (tasks < 2 * plan->num_workers ? 1.25 : 1.0);
       if (best_span == 0 || span < 0.98 * best_span) {
         best = candidate;
         best_span = span;

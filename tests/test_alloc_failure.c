@@ -65,7 +65,8 @@ static treeattn_tensor tensor(size_t count) {
   return t;
 }
 
-static void fail_each(const char *name, treeattn_status (*attempt)(subject *, treeattn_error *), subject *s, treeattn_tensor *output) {
+static void fail_each(const char *name, treeattn_status (*attempt)(subject *, treeattn_error *), subject *s,
+                      treeattn_tensor *output) {
   treeattn_error error = {TREEATTN_OK, ""};
   treeattn_status status = attempt(s, &error);
   if (status == TREEATTN_ERROR_UNSUPPORTED) {
@@ -88,8 +89,8 @@ static void fail_each(const char *name, treeattn_status (*attempt)(subject *, tr
       break;
     }
     failed++;
-    CHECK(status == TREEATTN_ERROR_OUT_OF_MEMORY, "%s, allocation %d failed: status \"%s\": %s", name, n, treeattn_status_name(status),
-          error.message);
+    CHECK(status == TREEATTN_ERROR_OUT_OF_MEMORY, "%s, allocation %d failed: status \"%s\": %s", name, n,
+          treeattn_status_name(status), error.message);
     CHECK(error.status == status && error.message[0] != '\0', "%s, allocation %d failed: no message", name, n);
     for (size_t b = 0; output != NULL && b < output->bytes; b++) {
       CHECK(((unsigned char *)output->data)[b] == 0xab, "%s, allocation %d failed: output was written", name, n);

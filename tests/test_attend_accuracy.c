@@ -24,16 +24,17 @@ static void measure(const problem *p, int64_t row_limit) {
   int64_t rows = problem_rows(p) * p->num_heads;
   CHECK(rows <= row_limit, "%lld rows are too many to print", (long long)rows);
   float *out = calloc((size_t)(rows * p->head_dim_v), sizeof *out), *lse = calloc((size_t)rows, sizeof *lse);
-  double *expected = calloc((size_t)(rows * p->head_dim_v), sizeof *expected), *expected_lse = calloc((size_t)rows, sizeof *expected_lse);
+  double *expected = calloc((size_t)(rows * p->head_dim_v), sizeof *expected),
+         *expected_lse = calloc((size_t)rows, sizeof *expected_lse);
   layout how = LAYOUT_INIT;
   harness_once(p, &how, out, lse);
   oracle_all(p, expected, expected_lse);
   double score = largest_score(p);
   double bound = score <= 16 ? BOUND : fmax(BOUND, score * ldexp(1.0, -23));
   char where[160];
-  (void)snprintf(where, sizeof where, "P %d, N %d, D %d/%d, H %d/%d, %s, softcap %g, largest score %.3g", p->requests[0].prefix_len,
-                 p->requests[0].num_nodes, p->head_dim, p->head_dim_v, p->num_heads, p->num_kv_heads,
-                 treeattn_dtype_name(p->kv_dtype), (double)p->softcap, score);
+  (void)snprintf(where, sizeof where, "P %d, N %d, D %d/%d, H %d/%d, %s, softcap %g, largest score %.3g",
+                 p->requests[0].prefix_len, p->requests[0].num_nodes, p->head_dim, p->head_dim_v, p->num_heads,
+                 p->num_kv_heads, treeattn_dtype_name(p->kv_dtype), (double)p->softcap, score);
   double error = relative_error(out, expected, rows * p->head_dim_v);
   CHECK(error <= bound, "relative error %.3g, at most %.3g allowed: %s", error, bound, where);
   double lse_error = 0;
@@ -42,7 +43,8 @@ static void measure(const problem *p, int64_t row_limit) {
       CHECK(lse[n] == -INFINITY, "row %lld without keys has lse %g", (long long)n, (double)lse[n]);
     } else {
       double difference = fabs((double)lse[n] - expected_lse[n]) / fmax(1.0, fmax(fabs(expected_lse[n]), score));
-      CHECK(difference <= BOUND, "lse of row %lld is %.9g instead of %.9g: %s", (long long)n, (double)lse[n], expected_lse[n], where);
+      CHECK(difference <= BOUND, "lse of row %lld is %.9g instead of %.9g: %s", (long long)n, (double)lse[n],
+            expected_lse[n], where);
       lse_error = fmax(lse_error, difference);
     }
   }
@@ -87,7 +89,8 @@ static void test_random_trees(void **state) {
     if (rng_chance(&r, 4)) {
       problem_set_sinks(&p, &r);
     }
-    (void)problem_add_tree(&p, rng_below(&r, 700), rng_range(&r, 1, 8), (tree_shape)rng_below(&r, NUM_TREE_SHAPES), 1.0f, &r);
+    (void)problem_add_tree(&p, rng_below(&r, 700), rng_range(&r, 1, 8), (tree_shape)rng_below(&r, NUM_TREE_SHAPES),
+                           1.0f, &r);
     set_largest_score(&p, PICK(&r, ((const double[]){0.5, 4.0, 16.0, 16.0})));
     measure(&p, 100);
     problem_free(&p);
@@ -146,11 +149,11 @@ static void test_equal_keys(void **state) {
     harness_once(&p, &how, out, &lse);
     for (int d = 0; d < 8; d++) {
       double expected = (double)((float)d - 3.1f);
-      CHECK(fabs((double)out[d] - expected) <= BOUND * fabs(expected), "%d equal keys: channel %d is %.9g instead of %.9g", lengths[n],
-            d, (double)out[d], expected);
+      CHECK(fabs((double)out[d] - expected) <= BOUND * fabs(expected),
+            "%d equal keys: channel %d is %.9g instead of %.9g", lengths[n], d, (double)out[d], expected);
     }
-    CHECK(fabs((double)lse - log((double)lengths[n])) <= BOUND * fmax(1.0, log((double)lengths[n])), "%d equal keys: lse %.9g",
-          lengths[n], (double)lse);
+    CHECK(fabs((double)lse - log((double)lengths[n])) <= BOUND * fmax(1.0, log((double)lengths[n])),
+          "%d equal keys: lse %.9g", lengths[n], (double)lse);
     problem_free(&p);
   }
 }
@@ -158,7 +161,8 @@ static void test_equal_keys(void **state) {
 /* The comparison itself must see NaN on either side and a missing value. */
 static void test_comparison_meets_nan(void **state) {
   (void)state;
-  const float number[2] = {1.0f, 2.0f}, with_nan[2] = {1.0f, NAN}, with_inf[2] = {INFINITY, 2.0f}, zero[2] = {0.0f, 0.0f};
+  const float number[2] = {1.0f, 2.0f}, with_nan[2] = {1.0f, NAN}, with_inf[2] = {INFINITY, 2.0f},
+              zero[2] = {0.0f, 0.0f};
   const double reference[2] = {1.0, 2.0}, reference_nan[2] = {NAN, 2.0}, reference_zero[2] = {0.0, 0.0};
   CHECK(relative_error(number, reference, 2) == 0.0, "equal numbers differ");
   CHECK(!(relative_error(with_nan, reference, 2) <= 1.0), "a NaN in the result was not seen");
@@ -170,8 +174,9 @@ static void test_comparison_meets_nan(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_comparison_meets_nan), cmocka_unit_test(test_random_trees), cmocka_unit_test(test_large_scores),
-      cmocka_unit_test(test_long_contexts),        cmocka_unit_test(test_equal_keys),
+      cmocka_unit_test(test_comparison_meets_nan), cmocka_unit_test(test_random_trees),
+      cmocka_unit_test(test_large_scores),         cmocka_unit_test(test_long_contexts),
+      cmocka_unit_test(test_equal_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,7 +66,8 @@ static void test_empty_rows(void **state) {
           bool empty = i >= first && i < first + 15;
           if (empty) {
             zero_row(out + i * HEADS * DIM, HEADS * DIM, "an empty row");
-            CHECK(lse[i * HEADS] == -INFINITY && lse[i * HEADS + 1] == -INFINITY, "lse of an empty row is %g", (double)lse[i * HEADS]);
+            CHECK(lse[i * HEADS] == -INFINITY && lse[i * HEADS + 1] == -INFINITY, "lse of an empty row is %g",
+                  (double)lse[i * HEADS]);
           } else {
             CHECK_SAME_BITS("a row beside empty ones", out + i * HEADS * DIM, all + i * HEADS * DIM, HEADS, DIM);
             CHECK_SAME_BITS("lse beside empty rows", lse + i * HEADS, all_lse + i * HEADS, 1, HEADS);
@@ -101,8 +102,8 @@ static void test_empty_batches(void **state) {
         how.encoding = (treeattn_mask_kind)kind;
         harness h;
         harness_build(&h, &p, &how);
-        CHECK(h.info.num_query_rows == 0 && h.info.out_bytes == 0 && h.info.q_bytes == 0, "an empty batch needs %zu bytes of output",
-              h.info.out_bytes);
+        CHECK(h.info.num_query_rows == 0 && h.info.out_bytes == 0 && h.info.q_bytes == 0,
+              "an empty batch needs %zu bytes of output", h.info.out_bytes);
         harness_run(&h);
         CHECK_OK(treeattn_plan_get_positions(h.plan, NULL, 0, &error));
         harness_free(&h);
@@ -115,7 +116,8 @@ static void test_empty_batches(void **state) {
 /* Sinks from nothing to everything, against the oracle; -infinity is no sink, to the bit. */
 static void test_sinks(void **state) {
   (void)state;
-  static const float sinks[] = {-INFINITY, -0x1p127f, -1e30f, -200.0f, -1.0f, -0.0f, 0.0f, 1.0f, 30.0f, 200.0f, 1e30f, 0x1p127f};
+  static const float sinks[] = {-INFINITY, -0x1p127f, -1e30f, -200.0f, -1.0f, -0.0f,
+                                0.0f,      1.0f,      30.0f,  200.0f,  1e30f, 0x1p127f};
   treeattn_isa isas[8];
   int num_isas = available_isas(isas);
   for (size_t n = 0; n < sizeof sinks / sizeof sinks[0]; n++) {
@@ -144,8 +146,8 @@ static void test_sinks(void **state) {
           CHECK(out[row * 32 + d] == out[row * 32 + d], "sink %g: row %d channel %d is NaN", (double)sinks[n], row, d);
         }
         CHECK(error <= 1e-6, "sink %g: row %d is off by %g", (double)sinks[n], row, error);
-        CHECK(fabs((double)lse[row] - expected_lse[row]) <= 2e-6 * fmax(1.0, fabs(expected_lse[row])), "sink %g: lse %.9g, not %.9g",
-              (double)sinks[n], (double)lse[row], expected_lse[row]);
+        CHECK(fabs((double)lse[row] - expected_lse[row]) <= 2e-6 * fmax(1.0, fabs(expected_lse[row])),
+              "sink %g: lse %.9g, not %.9g", (double)sinks[n], (double)lse[row], expected_lse[row]);
       }
     }
     problem_free(&p);
@@ -189,7 +191,8 @@ static void test_extreme_biases(void **state) {
       char what[64];
       (void)snprintf(what, sizeof what, "the key with bias %g", (double)biases[n]);
       CHECK_SAME_BITS(what, out, v + 13 * DIM, 1, DIM);
-      CHECK(fabs((double)lse - (double)biases[n]) <= 3 + 2e-6 * (double)biases[n], "%s: lse is %.9g", what, (double)lse);
+      CHECK(fabs((double)lse - (double)biases[n]) <= 3 + 2e-6 * (double)biases[n], "%s: lse is %.9g", what,
+            (double)lse);
     }
   }
 }
@@ -205,7 +208,8 @@ static void test_v_inside_k(void **state) {
     request_data *data = problem_add_tree(&p, rng_range(&r, 0, 40), rng_range(&r, 1, 12), TREE_RANDOM, 3.0f, &r);
     size_t element = element_bytes(p.kv_dtype);
     for (int s = 0; s < data->num_slots; s++) {
-      memcpy((unsigned char *)data->v + (size_t)s * 512 * element, (unsigned char *)data->k + (size_t)s * 576 * element, 512 * element);
+      memcpy((unsigned char *)data->v + (size_t)s * 512 * element, (unsigned char *)data->k + (size_t)s * 576 * element,
+             512 * element);
     }
     size_t count = (size_t)data->num_nodes * (size_t)p.num_heads;
     float *expected = calloc(count * 512, sizeof *expected), *out = calloc(count * 512, sizeof *out);
@@ -291,11 +295,13 @@ static void test_merging_states(void **state) {
   for (int row = 0; row < ROWS; row++) {
     double weight_a = exp((double)kept_lse[row]), weight_b = exp((double)lse_b[row]);
     for (int d = 0; d < DIM; d++) {
-      double expected = ((double)kept[row * DIM + d] * weight_a + (double)b[row * DIM + d] * weight_b) / (weight_a + weight_b);
+      double expected =
+          ((double)kept[row * DIM + d] * weight_a + (double)b[row * DIM + d] * weight_b) / (weight_a + weight_b);
       CHECK(fabs((double)a[row * DIM + d] - expected) <= 1e-6, "row %d channel %d: %.9g instead of %.9g", row, d,
             (double)a[row * DIM + d], expected);
     }
-    CHECK(fabs((double)lse_a[row] - log(weight_a + weight_b)) <= 2e-6, "lse of row %d is %.9g", row, (double)lse_a[row]);
+    CHECK(fabs((double)lse_a[row] - log(weight_a + weight_b)) <= 2e-6, "lse of row %d is %.9g", row,
+          (double)lse_a[row]);
   }
   /* Empty sides: whatever their buffers hold. */
   float garbage[DIM], nothing = -INFINITY, side[DIM], side_lse = 1.25f, copy[DIM];
@@ -353,7 +359,8 @@ static void test_merging_parts_of_a_context(void **state) {
       }
     }
     for (int e = 0; e < 6 * 3 * 32; e++) {
-      CHECK(fabsf(merged[e] - out[e]) <= 2e-6f, "element %d: %.9g from parts, %.9g whole", e, (double)merged[e], (double)out[e]);
+      CHECK(fabsf(merged[e] - out[e]) <= 2e-6f, "element %d: %.9g from parts, %.9g whole", e, (double)merged[e],
+            (double)out[e]);
     }
     free(whole);
     free(part);

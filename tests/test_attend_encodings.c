@@ -60,7 +60,8 @@ typedef struct mask_run {
   bool with_bias;
 } mask_run;
 
-#define MASK_RUN_INIT {.kind = TREEATTN_MASK_DENSE_F32, .hidden = TREEATTN_MASK_HIDDEN}
+#define MASK_RUN_INIT \
+  { .kind = TREEATTN_MASK_DENSE_F32, .hidden = TREEATTN_MASK_HIDDEN }
 
 static treeattn_request mask_request(const mask_case *c, const mask_run *how, guarded *mask) {
   int columns = how->columns == 0 ? c->slots : (int)how->columns;
@@ -123,7 +124,8 @@ static void compare_with_oracle(const mask_case *c, const float *out, const floa
                  with_bias ? c->bias + (size_t)i * (size_t)c->slots : NULL, expected, &expected_lse);
       double error = relative_error(row, expected, p->head_dim_v);
       CHECK(error <= 4e-6, "node %d head %d: relative error %g", i, h, error);
-      CHECK(expected_lse < -1e300 ? row_lse == -INFINITY : fabs((double)row_lse - expected_lse) <= 1e-5 + 2e-6 * fabs(expected_lse),
+      CHECK(expected_lse < -1e300 ? row_lse == -INFINITY
+                                  : fabs((double)row_lse - expected_lse) <= 1e-5 + 2e-6 * fabs(expected_lse),
             "node %d head %d: lse %.9g instead of %.9g", i, h, (double)row_lse, expected_lse);
     }
   }
@@ -199,7 +201,8 @@ static void test_mask_rows_alone(void **state) {
       args.kv_capacity = c.slots;
       args.isa = rng_chance(&r, 2) ? TREEATTN_ISA_AUTO : TREEATTN_ISA_SCALAR;
       for (int h = 0; h < p->num_heads; h++) {
-        memcpy(q + h * p->head_dim, p->requests[0].q + (h * c.num_nodes + i) * p->head_dim, (size_t)p->head_dim * sizeof *q);
+        memcpy(q + h * p->head_dim, p->requests[0].q + (h * c.num_nodes + i) * p->head_dim,
+               (size_t)p->head_dim * sizeof *q);
       }
       attend_simply(&args, q, p->requests[0].k, p->requests[0].v, NULL, one, NULL);
       CHECK_SAME_BITS("a mask row alone", one, all + i * p->num_heads * p->head_dim_v, p->num_heads, p->head_dim_v);
@@ -320,7 +323,8 @@ static void test_more_rows_than_slots(void **state) {
         sees[i * slots + s] = full[i * data->num_slots + s] = rng_chance(&r, 2);
       }
     }
-    float *first = new_floats((int64_t)rows * 2 * 32), *out = new_floats((int64_t)rows * 2 * 32), *lse = new_floats(rows * 2);
+    float *first = new_floats((int64_t)rows * 2 * 32), *out = new_floats((int64_t)rows * 2 * 32),
+          *lse = new_floats(rows * 2);
     for (int k = 0; k < num_isas; k++) {
       for (int kind = TREEATTN_MASK_DENSE_F32; kind <= TREEATTN_MASK_BITS; kind++) {
         int64_t stride = kind == TREEATTN_MASK_BITS ? (slots + 7) / 8 : slots;
@@ -367,16 +371,16 @@ static void check_positions(const treeattn_plan_args *args, const int32_t *expec
   int32_t *positions = calloc((size_t)count + 1, sizeof *positions);
   CHECK_OK(treeattn_plan_get_positions(plan, positions, count, &error));
   for (int64_t i = 0; i < count; i++) {
-    CHECK(positions[i] == expected[i], "%s: position of row %lld is %d instead of %d", what, (long long)i, (int)positions[i],
-          (int)expected[i]);
+    CHECK(positions[i] == expected[i], "%s: position of row %lld is %d instead of %d", what, (long long)i,
+          (int)positions[i], (int)expected[i]);
   }
   if (count > 0) {
     char have[32], need[32];
     (void)snprintf(have, sizeof have, "%lld", (long long)(count - 1));
     (void)snprintf(need, sizeof need, "%lld", (long long)count);
     positions[0] = -77;
-    CHECK_ERROR(treeattn_plan_get_positions(plan, positions, count - 1, &error), TREEATTN_ERROR_BUFFER_TOO_SMALL, "capacity", have,
-                need);
+    CHECK_ERROR(treeattn_plan_get_positions(plan, positions, count - 1, &error), TREEATTN_ERROR_BUFFER_TOO_SMALL,
+                "capacity", have, need);
     CHECK(positions[0] == -77, "positions were written although they do not fit");
   }
   free(positions);
@@ -390,7 +394,8 @@ static void test_positions_of_every_encoding(void **state) {
     rng r;
     int index = trial_begin(&r, 37, n);
     problem p = problem_new(1, 1, 8, 0, TREEATTN_F32);
-    (void)problem_add_tree(&p, rng_below(&r, 100), rng_range(&r, 1, 80), (tree_shape)(index % NUM_TREE_SHAPES), 1.0f, &r);
+    (void)problem_add_tree(&p, rng_below(&r, 100), rng_range(&r, 1, 80), (tree_shape)(index % NUM_TREE_SHAPES), 1.0f,
+                           &r);
     const request_data *data = &p.requests[0];
     int32_t *expected = calloc((size_t)data->num_nodes, sizeof *expected);
     for (int i = 0; i < data->num_nodes; i++) {
@@ -411,9 +416,12 @@ static void test_positions_of_every_encoding(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_masks_that_are_no_tree), cmocka_unit_test(test_mask_rows_alone),
-      cmocka_unit_test(test_biases),                 cmocka_unit_test(test_bias_just_above_hidden),
-      cmocka_unit_test(test_forbidden_mask_values),  cmocka_unit_test(test_more_rows_than_slots),
+      cmocka_unit_test(test_masks_that_are_no_tree),
+      cmocka_unit_test(test_mask_rows_alone),
+      cmocka_unit_test(test_biases),
+      cmocka_unit_test(test_bias_just_above_hidden),
+      cmocka_unit_test(test_forbidden_mask_values),
+      cmocka_unit_test(test_more_rows_than_slots),
       cmocka_unit_test(test_positions_of_every_encoding),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

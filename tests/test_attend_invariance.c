@@ -30,7 +30,8 @@ static results run_layout(const problem *p, const layout *how) {
 }
 
 /* Rows [from, from + rows) of `all` are those of `part`. */
-static void same_rows(const char *what, const problem *p, const results *all, int64_t from, const results *part, int64_t rows) {
+static void same_rows(const char *what, const problem *p, const results *all, int64_t from, const results *part,
+                      int64_t rows) {
   CHECK_SAME_BITS(what, all->out + from * p->num_heads * p->head_dim_v, part->out, rows * p->num_heads, p->head_dim_v);
   CHECK_SAME_BITS(what, all->lse + from * p->num_heads, part->lse, rows * p->num_heads, 1);
 }
@@ -47,7 +48,8 @@ static problem random_problem(rng *r, int num_requests, int most_prefix, int mos
   }
   for (int n = 0; n < num_requests; n++) {
     int nodes = rng_chance(r, 4) ? rng_below(r, 2) : rng_range(r, 1, most_nodes);
-    (void)problem_add_tree(&p, rng_below(r, most_prefix + 1), nodes, (tree_shape)rng_below(r, NUM_TREE_SHAPES), 4.0f, r);
+    (void)problem_add_tree(&p, rng_below(r, most_prefix + 1), nodes, (tree_shape)rng_below(r, NUM_TREE_SHAPES), 4.0f,
+                           r);
   }
   return p;
 }
@@ -199,7 +201,8 @@ static void test_tasks_in_any_order(void **state) {
     results again = results_new(first.rows, &p);
     harness_read(&h, again.out, again.lse);
     same_rows("tasks in random order", &p, &first, 0, &again, first.rows);
-    CHECK(guarded_intact(&h.scratch) && guarded_intact(&h.out) && guarded_intact(&h.lse), "tasks wrote outside their buffers");
+    CHECK(guarded_intact(&h.scratch) && guarded_intact(&h.out) && guarded_intact(&h.lse),
+          "tasks wrote outside their buffers");
     harness_free(&h);
     results_free(&again);
     results_free(&first);
@@ -272,7 +275,8 @@ static void test_runs_of_one_plan_at_once(void **state) {
       CHECK(all.statuses[k] == TREEATTN_OK, "run %d of 4 at once: %s", k, treeattn_status_name(all.statuses[k]));
       CHECK_SAME_BITS("runs at once", all.runs[k].out, (const float *)(void *)h.out.data,
                       problem_rows(&p) * p.num_heads, p.head_dim_v);
-      CHECK_SAME_BITS("lse of runs at once", all.runs[k].lse, (const float *)(void *)h.lse.data, problem_rows(&p), p.num_heads);
+      CHECK_SAME_BITS("lse of runs at once", all.runs[k].lse, (const float *)(void *)h.lse.data, problem_rows(&p),
+                      p.num_heads);
       free(all.runs[k].out);
       free(all.runs[k].lse);
       free(all.runs[k].scratch);
@@ -367,8 +371,10 @@ static void test_equal_rows_have_equal_bits(void **state) {
         memcpy(base + (size_t)i * q_row, base + q_row, q_row);
       }
       for (int g = 0; g < p.num_kv_heads; g++) {
-        unsigned char *k = (unsigned char *)request->k + ((size_t)g * (size_t)request->num_slots + (size_t)request->prefix_len) * kv_row;
-        unsigned char *v = (unsigned char *)request->v + ((size_t)g * (size_t)request->num_slots + (size_t)request->prefix_len) * kv_row;
+        unsigned char *k = (unsigned char *)request->k +
+                           ((size_t)g * (size_t)request->num_slots + (size_t)request->prefix_len) * kv_row;
+        unsigned char *v = (unsigned char *)request->v +
+                           ((size_t)g * (size_t)request->num_slots + (size_t)request->prefix_len) * kv_row;
         memcpy(k + (size_t)i * kv_row, k + kv_row, kv_row);
         memcpy(v + (size_t)i * kv_row, v + kv_row, kv_row);
       }
@@ -400,7 +406,8 @@ static void test_pool(void **state) {
     skip();
   }
   CHECK(status == TREEATTN_OK && pool != NULL, "pool of 3: %s", error.message);
-  CHECK(treeattn_pool_num_threads(pool) == 3, "a pool of 3 has %lld threads", (long long)treeattn_pool_num_threads(pool));
+  CHECK(treeattn_pool_num_threads(pool) == 3, "a pool of 3 has %lld threads",
+        (long long)treeattn_pool_num_threads(pool));
   rng r;
   (void)trial_begin(&r, 19, 0);
   problem p = random_problem(&r, 3, 1200, 40);

@@ -37,9 +37,9 @@ static void against_scalar(const problem *p, rng *r) {
     how.isa = isas[n];
     harness_once(p, &how, out, lse);
     char what[128];
-    (void)snprintf(what, sizeof what, "%s, D %d/%d, H %d/%d, %s, window %lld, softcap %g", treeattn_isa_name(isas[n]), p->head_dim,
-                   p->head_dim_v, p->num_heads, p->num_kv_heads, treeattn_dtype_name(p->kv_dtype), (long long)p->window,
-                   (double)p->softcap);
+    (void)snprintf(what, sizeof what, "%s, D %d/%d, H %d/%d, %s, window %lld, softcap %g", treeattn_isa_name(isas[n]),
+                   p->head_dim, p->head_dim_v, p->num_heads, p->num_kv_heads, treeattn_dtype_name(p->kv_dtype),
+                   (long long)p->window, (double)p->softcap);
     CHECK_SAME_BITS(what, out, expected, problem_rows(p) * p->num_heads, p->head_dim_v);
     CHECK_SAME_BITS(what, lse, expected_lse, problem_rows(p) * p->num_heads, 1);
   }
@@ -56,8 +56,8 @@ static void test_all_features(void **state) {
     rng r;
     int index = trial_begin(&r, 51, n);
     int num_kv_heads = rng_range(&r, 1, 2);
-    problem p = problem_new(num_kv_heads * rng_range(&r, 1, 9), num_kv_heads, 8 * (1 + index % 20), 8 * rng_range(&r, 0, 20),
-                            dtypes[index % 3]);
+    problem p = problem_new(num_kv_heads * rng_range(&r, 1, 9), num_kv_heads, 8 * (1 + index % 20),
+                            8 * rng_range(&r, 0, 20), dtypes[index % 3]);
     p.window = rng_chance(&r, 3) ? rng_range(&r, 1, 120) : 0;
     p.softcap = rng_chance(&r, 3) ? PICK(&r, ((const float[]){0.5f, 3.0f, 50.0f, 1e-3f, 1e30f})) : 0.0f;
     p.scale = rng_chance(&r, 6) ? 0.0f : p.scale;
@@ -67,7 +67,8 @@ static void test_all_features(void **state) {
     int requests = rng_range(&r, 1, 3);
     for (int k = 0; k < requests; k++) {
       (void)problem_add_tree(&p, rng_below(&r, rng_chance(&r, 4) ? 560 : 90), rng_range(&r, 0, 33),
-                             (tree_shape)rng_below(&r, NUM_TREE_SHAPES), PICK(&r, ((const float[]){1.0f, 8.0f, 60.0f})), &r);
+                             (tree_shape)rng_below(&r, NUM_TREE_SHAPES), PICK(&r, ((const float[]){1.0f, 8.0f, 60.0f})),
+                             &r);
     }
     against_scalar(&p, &r);
     problem_free(&p);
@@ -95,7 +96,8 @@ static void test_extreme_values(void **state) {
     for (int i = 0; i < data->num_slots * p.head_dim; i++) {
       if (rng_chance(&r, 2)) {
         float value = mixed ? PICK(&r, k_values) : k_one;
-        element_store(p.kv_dtype, data->k, i, p.kv_dtype == TREEATTN_F16 ? fmaxf(fminf(value, 65504.0f), -65504.0f) : value);
+        element_store(p.kv_dtype, data->k, i,
+                      p.kv_dtype == TREEATTN_F16 ? fmaxf(fminf(value, 65504.0f), -65504.0f) : value);
       }
       if (rng_chance(&r, 3)) {
         element_store(p.kv_dtype, data->v, i, PICK(&r, k_values));
@@ -117,8 +119,8 @@ static uint32_t bits_of(float value) {
 static void test_nan_in_seen_keys(void **state) {
   (void)state;
   static const treeattn_dtype dtypes[] = {TREEATTN_F32, TREEATTN_F16, TREEATTN_BF16};
-  static const uint32_t f32_nans[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 0x7f800000u,
-                                      0xff800000u};
+  static const uint32_t f32_nans[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u,
+                                      0x7fffffffu, 0xffffffffu, 0x7f800000u, 0xff800000u};
   static const uint16_t f16_nans[] = {0x7e00, 0xfe00, 0x7c01, 0xfc01, 0x7fff, 0xffff, 0x7c00, 0xfc00};
   static const uint16_t bf16_nans[] = {0x7fc0, 0xffc0, 0x7f81, 0xff81, 0x7fff, 0xffff, 0x7f80, 0xff80};
   treeattn_isa isas[8];
@@ -131,7 +133,8 @@ static void test_nan_in_seen_keys(void **state) {
     if (rng_chance(&r, 3)) {
       problem_set_sinks(&p, &r);
     }
-    request_data *data = problem_add_tree(&p, PICK(&r, ((const int[]){4, 30, 520})), rng_range(&r, 1, 20), TREE_RANDOM, 2.0f, &r);
+    request_data *data =
+        problem_add_tree(&p, PICK(&r, ((const int[]){4, 30, 520})), rng_range(&r, 1, 20), TREE_RANDOM, 2.0f, &r);
     bool in_v = rng_chance(&r, 2);
     int slot = rng_chance(&r, 2) ? rng_below(&r, data->prefix_len) : rng_below(&r, data->num_slots);
     int kind = (index / 3) % 8, channel = rng_below(&r, p.head_dim);
@@ -158,10 +161,11 @@ static void test_nan_in_seen_keys(void **state) {
         CHECK(lse[e] == lse[e] || bits_of(lse[e]) == 0x7fc00000u, "%s: NaN 0x%08x in lse", treeattn_isa_name(isas[k]),
               (unsigned)bits_of(lse[e]));
       }
-      if (kind < 6 && slot < data->prefix_len) { /* everyone sees it: all rows of its KV head, in V one channel of them */
+      if (kind < 6 &&
+          slot < data->prefix_len) { /* everyone sees it: all rows of its KV head, in V one channel of them */
         int64_t expected = data->num_nodes * (p.num_heads / p.num_kv_heads) * (in_v ? 1 : p.head_dim_v);
-        CHECK(num_nans == expected, "%s: %lld NaNs instead of %lld for a NaN in %s", treeattn_isa_name(isas[k]), (long long)num_nans,
-              (long long)expected, in_v ? "V" : "K");
+        CHECK(num_nans == expected, "%s: %lld NaNs instead of %lld for a NaN in %s", treeattn_isa_name(isas[k]),
+              (long long)num_nans, (long long)expected, in_v ? "V" : "K");
       }
     }
     free(out);
@@ -203,17 +207,20 @@ static uint64_t read_environment(void) {
  * among the values, or flushing could not show. */
 static void test_floating_point_environment(void **state) {
   (void)state;
-  static const environment environments[] = {{FE_TONEAREST, true}, {FE_UPWARD, false}, {FE_DOWNWARD, true}, {FE_TOWARDZERO, false}};
+  static const environment environments[] = {
+      {FE_TONEAREST, true}, {FE_UPWARD, false}, {FE_DOWNWARD, true}, {FE_TOWARDZERO, false}};
   treeattn_isa isas[8];
   int num_isas = available_isas(isas);
   for (int n = 0; n < trial_count(18, 3); n++) {
     rng r;
     int index = trial_begin(&r, 54, n);
-    problem p = problem_new(4, 2, 32, 0, PICK(&r, ((const treeattn_dtype[]){TREEATTN_F32, TREEATTN_F16, TREEATTN_BF16})));
+    problem p =
+        problem_new(4, 2, 32, 0, PICK(&r, ((const treeattn_dtype[]){TREEATTN_F32, TREEATTN_F16, TREEATTN_BF16})));
     request_data *data = problem_add_tree(&p, PICK(&r, ((const int[]){0, 20, 530})), 12, TREE_RANDOM, 3.0f, &r);
     p.softcap = index % 2 == 0 ? 9.0f : 0.0f;
     for (int64_t e = 0; e < (int64_t)p.num_kv_heads * data->num_slots * p.head_dim; e++) {
-      element_store(p.kv_dtype, data->v, e, element_load(p.kv_dtype, data->v, e) * (p.kv_dtype == TREEATTN_F16 ? 3e-6f : 2e-38f));
+      element_store(p.kv_dtype, data->v, e,
+                    element_load(p.kv_dtype, data->v, e) * (p.kv_dtype == TREEATTN_F16 ? 3e-6f : 2e-38f));
     }
     for (int k = 0; k < num_isas; k++) {
       layout how = LAYOUT_INIT;
@@ -230,9 +237,11 @@ static void test_floating_point_environment(void **state) {
         uint64_t after = read_environment();
         set_environment((environment){FE_TONEAREST, false});
         CHECK(status == TREEATTN_OK, "the run failed in environment %zu", e);
-        CHECK(before == after, "the caller's environment 0x%llx became 0x%llx", (unsigned long long)before, (unsigned long long)after);
+        CHECK(before == after, "the caller's environment 0x%llx became 0x%llx", (unsigned long long)before,
+              (unsigned long long)after);
         harness_read(&h, out, lse);
-        CHECK_SAME_BITS("another floating-point environment", out, expected, problem_rows(&p) * p.num_heads, p.head_dim_v);
+        CHECK_SAME_BITS("another floating-point environment", out, expected, problem_rows(&p) * p.num_heads,
+                        p.head_dim_v);
         CHECK_SAME_BITS("lse in another environment", lse, expected_lse, problem_rows(&p) * p.num_heads, 1);
       }
       harness_free(&h);
@@ -268,11 +277,13 @@ static void test_environment_of_tasks_and_plans(void **state) {
   }
   uint64_t after = read_environment();
   set_environment((environment){FE_TONEAREST, false});
-  CHECK(before == after, "the caller's environment 0x%llx became 0x%llx", (unsigned long long)before, (unsigned long long)after);
+  CHECK(before == after, "the caller's environment 0x%llx became 0x%llx", (unsigned long long)before,
+        (unsigned long long)after);
   harness_read(&h, out, NULL);
   harness_free(&h);
   CHECK_SAME_BITS("tasks in another environment", out, expected, problem_rows(&p) * p.num_heads, p.head_dim_v);
-  float a[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[8] = {8, 7, 6, 5, 4, 3, 2, 1}, a_again[8], lse_a = 0.3f, lse_b = -0.2f, lse_again = 0.3f;
+  float a[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[8] = {8, 7, 6, 5, 4, 3, 2, 1}, a_again[8], lse_a = 0.3f, lse_b = -0.2f,
+        lse_again = 0.3f;
   memcpy(a_again, a, sizeof a);
   CHECK_OK(treeattn_merge_states(1, 8, a, &lse_a, b, &lse_b, &error));
   set_environment((environment){FE_DOWNWARD, true});
@@ -288,15 +299,18 @@ static void test_environment_of_tasks_and_plans(void **state) {
 
 static void test_names_and_detection(void **state) {
   (void)state;
-  CHECK(treeattn_isa_available(TREEATTN_ISA_AUTO) == 1 && treeattn_isa_available(TREEATTN_ISA_SCALAR) == 1, "no scalar reference");
-  CHECK(treeattn_isa_available((treeattn_isa)77) == 0 && treeattn_isa_available((treeattn_isa)-1) == 0, "unknown ISAs are available");
+  CHECK(treeattn_isa_available(TREEATTN_ISA_AUTO) == 1 && treeattn_isa_available(TREEATTN_ISA_SCALAR) == 1,
+        "no scalar reference");
+  CHECK(treeattn_isa_available((treeattn_isa)77) == 0 && treeattn_isa_available((treeattn_isa)-1) == 0,
+        "unknown ISAs are available");
   CHECK(treeattn_isa_available(treeattn_isa_detect()) == 1, "the detected ISA is not available");
   print_message("detected: %s; tested:", treeattn_isa_name(treeattn_isa_detect()));
   treeattn_isa isas[8];
   int num_isas = available_isas(isas);
   for (int n = 0; n < num_isas; n++) {
     print_message(" %s", treeattn_isa_name(isas[n]));
-    CHECK(isas[n] <= treeattn_isa_detect(), "%s is available but not detected as the strongest", treeattn_isa_name(isas[n]));
+    CHECK(isas[n] <= treeattn_isa_detect(), "%s is available but not detected as the strongest",
+          treeattn_isa_name(isas[n]));
   }
   print_message("\n");
   problem p = problem_new(1, 1, 8, 0, TREEATTN_F32);
@@ -310,16 +324,20 @@ static void test_names_and_detection(void **state) {
       CHECK(info.isa == args.isa, "asked for %s, got %s", treeattn_isa_name(args.isa), treeattn_isa_name(info.isa));
       treeattn_plan_destroy(plan);
     } else {
-      CHECK_ERROR(treeattn_plan_create(&args, &plan, &error), TREEATTN_ERROR_UNSUPPORTED, "isa", treeattn_isa_name(args.isa), NULL);
+      CHECK_ERROR(treeattn_plan_create(&args, &plan, &error), TREEATTN_ERROR_UNSUPPORTED, "isa",
+                  treeattn_isa_name(args.isa), NULL);
     }
   }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_names_and_detection),        cmocka_unit_test(test_all_features),
-      cmocka_unit_test(test_extreme_values),             cmocka_unit_test(test_nan_in_seen_keys),
-      cmocka_unit_test(test_floating_point_environment), cmocka_unit_test(test_environment_of_tasks_and_plans),
+      cmocka_unit_test(test_names_and_detection),
+      cmocka_unit_test(test_all_features),
+      cmocka_unit_test(test_extreme_values),
+      cmocka_unit_test(test_nan_in_seen_keys),
+      cmocka_unit_test(test_floating_point_environment),
+      cmocka_unit_test(test_environment_of_tasks_and_plans),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

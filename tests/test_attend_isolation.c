@@ -42,7 +42,8 @@ static void test_unseen_slots_of_each_row(void **state) {
     harness_run(&h);
     size_t row = (size_t)p.num_heads * (size_t)p.head_dim_v, rows = (size_t)request->num_nodes;
     float *clean = calloc(rows * row, sizeof *clean), *dirty = calloc(rows * row, sizeof *dirty);
-    float *clean_lse = calloc(rows * (size_t)p.num_heads, sizeof *clean), *dirty_lse = calloc(rows * (size_t)p.num_heads, sizeof *clean);
+    float *clean_lse = calloc(rows * (size_t)p.num_heads, sizeof *clean),
+          *dirty_lse = calloc(rows * (size_t)p.num_heads, sizeof *clean);
     uint8_t *sees = calloc(rows * (size_t)request->num_slots, 1);
     tree_visibility(request->parents, request->num_nodes, prefix, p.window, sees);
     harness_read(&h, clean, clean_lse);
@@ -135,7 +136,8 @@ static void test_poisoned_pads_and_guard_pages(void **state) {
       how.poison = poisons[k];
       how.guards_at_begin = k % 2 == 1;
       harness_once(&p, &how, dirty, NULL);
-      CHECK_SAME_BITS("poison in what is not data", dirty, clean, (int64_t)(problem_rows(&p) * p.num_heads), p.head_dim_v);
+      CHECK_SAME_BITS("poison in what is not data", dirty, clean, (int64_t)(problem_rows(&p) * p.num_heads),
+                      p.head_dim_v);
     }
     free(clean);
     free(dirty);
@@ -143,8 +145,8 @@ static void test_poisoned_pads_and_guard_pages(void **state) {
   }
 }
 
-static void expect_untouched(harness *h, treeattn_run_args run, treeattn_status expected, const char *field, const char *a,
-                             const char *b) {
+static void expect_untouched(harness *h, treeattn_run_args run, treeattn_status expected, const char *field,
+                             const char *a, const char *b) {
   memset(h->out.data, 0xab, h->out.bytes);
   memset(h->lse.data, 0xab, h->lse.bytes);
   CHECK_ERROR(treeattn_attend(h->plan, &run, &error), expected, field, a, b);
@@ -262,8 +264,10 @@ static void test_unaligned_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_unseen_slots_of_each_row),     cmocka_unit_test(test_other_queries),
-      cmocka_unit_test(test_poisoned_pads_and_guard_pages), cmocka_unit_test(test_errors_of_a_run_leave_the_output),
+      cmocka_unit_test(test_unseen_slots_of_each_row),
+      cmocka_unit_test(test_other_queries),
+      cmocka_unit_test(test_poisoned_pads_and_guard_pages),
+      cmocka_unit_test(test_errors_of_a_run_leave_the_output),
       cmocka_unit_test(test_unaligned_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -32,8 +32,8 @@ static void check_constants(const float *out, int rows, int heads, int per_kv_he
     for (int h = 0; h < heads; h++) {
       for (int d = 0; d < dim; d++) {
         float value = out[(row * heads + h) * dim + d];
-        CHECK(value == expected[h / per_kv_head], "row %d head %d channel %d: %g instead of %g", row, h, d, (double)value,
-              (double)expected[h / per_kv_head]);
+        CHECK(value == expected[h / per_kv_head], "row %d head %d channel %d: %g instead of %g", row, h, d,
+              (double)value, (double)expected[h / per_kv_head]);
       }
     }
   }
@@ -71,9 +71,9 @@ static void test_kv_heads_past_32_bits(void **state) {
   treeattn_isa isas[8];
   int num_isas = available_isas(isas);
   for (int n = 0; n < num_isas; n++) {
-    heads_far_apart(INT64_C(1) << 26, TREEATTN_F16, isas[n]); /* element offset 2^32 */
-    heads_far_apart(INT64_C(1) << 25, TREEATTN_F16, isas[n]); /* element offset 2^31, byte offset 2^32 */
-    heads_far_apart(INT64_C(1) << 24, TREEATTN_F32, isas[n]); /* element offset 2^30, byte offset 2^32 */
+    heads_far_apart(INT64_C(1) << 26, TREEATTN_F16, isas[n]);  /* element offset 2^32 */
+    heads_far_apart(INT64_C(1) << 25, TREEATTN_F16, isas[n]);  /* element offset 2^31, byte offset 2^32 */
+    heads_far_apart(INT64_C(1) << 24, TREEATTN_F32, isas[n]);  /* element offset 2^30, byte offset 2^32 */
     heads_far_apart(INT64_C(1) << 24, TREEATTN_BF16, isas[n]); /* byte offset 2^31 */
   }
 }
@@ -183,8 +183,8 @@ static void test_mask_rows_past_32_bits(void **state) {
     attend_simply(&args, q, k, v, NULL, out, NULL);
     for (int i = 0; i < NODES; i++) {
       for (int d = 0; d < DIM; d++) {
-        CHECK(out[i * DIM + d] == (d == i ? 1.0f : 0.0f), "mask kind %d, row %d: weight of slot %d is %g", (int)kinds[n], i, d,
-              (double)out[i * DIM + d]);
+        CHECK(out[i * DIM + d] == (d == i ? 1.0f : 0.0f), "mask kind %d, row %d: weight of slot %d is %g",
+              (int)kinds[n], i, d, (double)out[i * DIM + d]);
       }
     }
     (void)munmap(mask, bytes);
@@ -206,7 +206,8 @@ static void test_row_strides_past_32_bits(void **state) {
   for (int swapped = 0; swapped < 2; swapped++) {
     int64_t head = swapped == 0 ? far : far / 2, row = swapped == 0 ? far / 2 : far;
     size_t bytes = (size_t)(head + row + DIM) * 4;
-    float *q = (float *)(void *)sparse_new(bytes), *out = (float *)(void *)sparse_new(bytes), *lse = (float *)(void *)sparse_new(bytes);
+    float *q = (float *)(void *)sparse_new(bytes), *out = (float *)(void *)sparse_new(bytes),
+          *lse = (float *)(void *)sparse_new(bytes);
     treeattn_request request = TREEATTN_REQUEST_INIT;
     request.num_nodes = ROWS;
     request.prefix_len = 3;
@@ -253,22 +254,75 @@ static void test_products_past_64_bits(void **state) {
     args.kv_capacity = 8;
     const char *field = NULL;
     switch (which) {
-      case 0: args.kv_capacity = huge; field = "k"; break;
-      case 1: args.num_sequences = huge; field = "k"; break;
-      case 2: args.page_size = huge; args.num_pages = 1; field = "k"; break;
-      case 3: args.page_size = 8; args.num_pages = huge; field = "k"; break;
-      case 4: args.q_stride_head = huge; field = "q"; break;
-      case 5: args.q_stride_row = huge; field = "q"; break;
-      case 6: args.out_stride_row = huge; field = "out"; break;
-      case 7: args.out_stride_head = huge; field = "out"; break;
-      case 8: args.lse_stride_row = huge; field = "lse"; break;
-      case 9: args.lse_stride_head = huge; field = "lse"; break;
-      case 10: args.k_stride_head = huge; args.k_stride_sequence = huge; args.num_kv_heads = 2; field = "k"; break;
-      case 11: args.k_stride_slot = huge; field = "k"; break;
-      case 12: args.v_stride_slot = huge; field = "v"; break;
-      case 13: args.v_stride_sequence = huge; args.num_sequences = 3; field = "v"; break;
-      case 14: args.num_heads = args.num_kv_heads = huge; field = "num_heads"; break;
-      default: args.num_heads = huge; field = "num_heads"; break;
+      case 0:
+        args.kv_capacity = huge;
+        field = "k";
+        break;
+      case 1:
+        args.num_sequences = huge;
+        field = "k";
+        break;
+      case 2:
+        args.page_size = huge;
+        args.num_pages = 1;
+        field = "k";
+        break;
+      case 3:
+        args.page_size = 8;
+        args.num_pages = huge;
+        field = "k";
+        break;
+      case 4:
+        args.q_stride_head = huge;
+        field = "q";
+        break;
+      case 5:
+        args.q_stride_row = huge;
+        field = "q";
+        break;
+      case 6:
+        args.out_stride_row = huge;
+        field = "out";
+        break;
+      case 7:
+        args.out_stride_head = huge;
+        field = "out";
+        break;
+      case 8:
+        args.lse_stride_row = huge;
+        field = "lse";
+        break;
+      case 9:
+        args.lse_stride_head = huge;
+        field = "lse";
+        break;
+      case 10:
+        args.k_stride_head = huge;
+        args.k_stride_sequence = huge;
+        args.num_kv_heads = 2;
+        field = "k";
+        break;
+      case 11:
+        args.k_stride_slot = huge;
+        field = "k";
+        break;
+      case 12:
+        args.v_stride_slot = huge;
+        field = "v";
+        break;
+      case 13:
+        args.v_stride_sequence = huge;
+        args.num_sequences = 3;
+        field = "v";
+        break;
+      case 14:
+        args.num_heads = args.num_kv_heads = huge;
+        field = "num_heads";
+        break;
+      default:
+        args.num_heads = huge;
+        field = "num_heads";
+        break;
     }
     treeattn_plan *plan = NULL;
     treeattn_error error = {TREEATTN_OK, ""};
@@ -277,7 +331,8 @@ static void test_products_past_64_bits(void **state) {
           "size %d was accepted or refused as \"%s\": %s", which, treeattn_status_name(status), error.message);
     CHECK(strstr(error.message, field) != NULL, "size %d: \"%s\" does not name %s", which, error.message, field);
     size_t bytes = 77;
-    CHECK(treeattn_plan_bytes(&args, &bytes, &error) != TREEATTN_OK || which != 0 || bytes != 77, "plan_bytes of size %d", which);
+    CHECK(treeattn_plan_bytes(&args, &bytes, &error) != TREEATTN_OK || which != 0 || bytes != 77,
+          "plan_bytes of size %d", which);
   }
 }
 
@@ -300,9 +355,9 @@ static void test_products_that_wrap_to_little(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_kv_heads_past_32_bits),    cmocka_unit_test(test_sequences_past_32_bits),
-      cmocka_unit_test(test_pages_past_32_bits),       cmocka_unit_test(test_mask_rows_past_32_bits),
-      cmocka_unit_test(test_row_strides_past_32_bits), cmocka_unit_test(test_products_past_64_bits),
+      cmocka_unit_test(test_kv_heads_past_32_bits),        cmocka_unit_test(test_sequences_past_32_bits),
+      cmocka_unit_test(test_pages_past_32_bits),           cmocka_unit_test(test_mask_rows_past_32_bits),
+      cmocka_unit_test(test_row_strides_past_32_bits),     cmocka_unit_test(test_products_past_64_bits),
       cmocka_unit_test(test_products_that_wrap_to_little),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,8 +30,9 @@ static call call_of(const problem *p, int kv_seq_len, int capacity, int num_quer
   c.k = c.v = (treeattn_tensor){NULL, kv_bytes, p->kv_dtype};
   c.mask = (treeattn_tensor){NULL, (size_t)num_queries * (size_t)mask_stride * 4, TREEATTN_F32};
   c.output = (treeattn_tensor){NULL, rows * (size_t)p->head_dim * 4, TREEATTN_F32};
-  c.tmp = (treeattn_tensor){NULL, treeattn_tmp_buffer_bytes((uint32_t)p->num_heads, (uint32_t)p->head_dim, (uint32_t)num_queries),
-                            TREEATTN_F32};
+  c.tmp = (treeattn_tensor){
+      NULL, treeattn_tmp_buffer_bytes((uint32_t)p->num_heads, (uint32_t)p->head_dim, (uint32_t)num_queries),
+      TREEATTN_F32};
   return c;
 }
 
@@ -58,7 +59,8 @@ static void test_explicit_equals_computed(void **state) {
     rng r;
     int index = trial_begin(&r, 41, n);
     int num_kv_heads = rng_range(&r, 1, 2);
-    problem p = problem_new(num_kv_heads * rng_range(&r, 1, 4), num_kv_heads, dims[index % 3], 0, dtypes[(index / 3) % 3]);
+    problem p =
+        problem_new(num_kv_heads * rng_range(&r, 1, 4), num_kv_heads, dims[index % 3], 0, dtypes[(index / 3) % 3]);
     int queries = rng_range(&r, 1, 24), prefix = PICK(&r, prefixes);
     p.window = index % 2 == 0 ? 0 : PICK(&r, ((const int[]){1, 2, 5, 16, 32, 100, 511, 1000, 2147483647}));
     request_data *data = problem_add_tree(&p, prefix, queries, TREE_CHAIN, 4.0f, &r);
@@ -89,8 +91,8 @@ static void test_explicit_equals_computed(void **state) {
     memset(output.data, 0xff, output.bytes);
     CHECK_OK(run_tree(&c, rng_chance(&r, 2) ? &executor : NULL, &error));
     char what[128];
-    (void)snprintf(what, sizeof what, "explicit against computed mask, D %d, P %d, N %d, window %lld, %s", p.head_dim, prefix, queries,
-                   (long long)p.window, treeattn_dtype_name(p.kv_dtype));
+    (void)snprintf(what, sizeof what, "explicit against computed mask, D %d, P %d, N %d, window %lld, %s", p.head_dim,
+                   prefix, queries, (long long)p.window, treeattn_dtype_name(p.kv_dtype));
     CHECK_SAME_BITS(what, (const float *)(void *)output.data, computed, queries * p.num_heads, p.head_dim);
     layout how = LAYOUT_INIT;
     how.isa = TREEATTN_ISA_SCALAR;
@@ -100,7 +102,8 @@ static void test_explicit_equals_computed(void **state) {
     p.softcap = c.flash.softcap = 7.0f;
     CHECK_OK(run_flash(&c, NULL, &error));
     harness_once(&p, &how, planned, NULL);
-    CHECK_SAME_BITS("softcap in the operator", (const float *)(void *)output.data, planned, queries * p.num_heads, p.head_dim);
+    CHECK_SAME_BITS("softcap in the operator", (const float *)(void *)output.data, planned, queries * p.num_heads,
+                    p.head_dim);
     guarded *all[] = {&q, &k, &v, &mask, &output, &tmp};
     for (size_t b = 0; b < sizeof all / sizeof all[0]; b++) {
       CHECK(guarded_intact(all[b]), "bytes around buffer %zu were written", b);
@@ -131,7 +134,8 @@ static refusal refusal_new(void) {
 }
 
 /* Both operators where the field exists in both. */
-static void refused(refusal *r, bool tree, bool flash, treeattn_status status, const char *field, const char *a, const char *b) {
+static void refused(refusal *r, bool tree, bool flash, treeattn_status status, const char *field, const char *a,
+                    const char *b) {
   if (tree) {
     CHECK_ERROR(run_tree(&r->c, NULL, &error), status, field, a, b);
     CHECK(run_tree(&r->c, NULL, NULL) == status, "another status without an error to fill");
@@ -237,15 +241,22 @@ static void test_missing_arguments_are_refused(void **state) {
   refusal r = refusal_new();
   const treeattn_status bad = TREEATTN_ERROR_INVALID_ARGUMENT;
   const call *c = &r.c;
-  CHECK_ERROR(treeattn_tree_attention(NULL, &c->q, &c->k, &c->v, &c->mask, &c->output, &c->tmp, NULL, &error), bad, "params", NULL,
-              NULL);
-  CHECK_ERROR(treeattn_tree_attention(&c->tree, NULL, &c->k, &c->v, &c->mask, &c->output, &c->tmp, NULL, &error), bad, "q", NULL, NULL);
-  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, NULL, &c->v, &c->mask, &c->output, &c->tmp, NULL, &error), bad, "k", NULL, NULL);
-  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, NULL, &c->mask, &c->output, &c->tmp, NULL, &error), bad, "v", NULL, NULL);
-  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, &c->v, NULL, &c->output, &c->tmp, NULL, &error), bad, "mask", NULL, NULL);
-  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, &c->v, &c->mask, NULL, &c->tmp, NULL, &error), bad, "output", NULL, NULL);
-  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, &c->v, &c->mask, &c->output, NULL, NULL, &error), bad, "tmp", NULL, NULL);
-  CHECK_ERROR(treeattn_flash_attn_vec(NULL, &c->q, &c->k, &c->v, &c->output, &c->tmp, NULL, &error), bad, "params", NULL, NULL);
+  CHECK_ERROR(treeattn_tree_attention(NULL, &c->q, &c->k, &c->v, &c->mask, &c->output, &c->tmp, NULL, &error), bad,
+              "params", NULL, NULL);
+  CHECK_ERROR(treeattn_tree_attention(&c->tree, NULL, &c->k, &c->v, &c->mask, &c->output, &c->tmp, NULL, &error), bad,
+              "q", NULL, NULL);
+  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, NULL, &c->v, &c->mask, &c->output, &c->tmp, NULL, &error), bad,
+              "k", NULL, NULL);
+  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, NULL, &c->mask, &c->output, &c->tmp, NULL, &error), bad,
+              "v", NULL, NULL);
+  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, &c->v, NULL, &c->output, &c->tmp, NULL, &error), bad,
+              "mask", NULL, NULL);
+  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, &c->v, &c->mask, NULL, &c->tmp, NULL, &error), bad,
+              "output", NULL, NULL);
+  CHECK_ERROR(treeattn_tree_attention(&c->tree, &c->q, &c->k, &c->v, &c->mask, &c->output, NULL, NULL, &error), bad,
+              "tmp", NULL, NULL);
+  CHECK_ERROR(treeattn_flash_attn_vec(NULL, &c->q, &c->k, &c->v, &c->output, &c->tmp, NULL, &error), bad, "params",
+              NULL, NULL);
   guarded_free(&r.output);
 }
 
@@ -282,10 +293,11 @@ static void test_tmp_query(void **state) {
     for (size_t b = 0; b < sizeof dims / sizeof dims[0]; b++) {
       for (size_t c = 0; c < sizeof rows / sizeof rows[0]; c++) {
         long double exact = (long double)heads[a] * (long double)rows[c] * 32.0L * ((long double)dims[b] + 2.0L) * 4.0L;
-        size_t expected = exact > (long double)SIZE_MAX ? SIZE_MAX : (size_t)heads[a] * rows[c] * 32 * ((size_t)dims[b] + 2) * 4;
+        size_t expected =
+            exact > (long double)SIZE_MAX ? SIZE_MAX : (size_t)heads[a] * rows[c] * 32 * ((size_t)dims[b] + 2) * 4;
         size_t actual = treeattn_tmp_buffer_bytes(heads[a], dims[b], rows[c]);
-        CHECK(actual == expected, "tmp bytes of %lu heads, head_dim %lu, %lu rows: %zu instead of %zu", (unsigned long)heads[a],
-              (unsigned long)dims[b], (unsigned long)rows[c], actual, expected);
+        CHECK(actual == expected, "tmp bytes of %lu heads, head_dim %lu, %lu rows: %zu instead of %zu",
+              (unsigned long)heads[a], (unsigned long)dims[b], (unsigned long)rows[c], actual, expected);
       }
     }
   }
@@ -293,9 +305,12 @@ static void test_tmp_query(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_explicit_equals_computed),      cmocka_unit_test(test_parameters_are_refused),
-      cmocka_unit_test(test_types_are_refused),             cmocka_unit_test(test_small_buffers_are_refused),
-      cmocka_unit_test(test_missing_arguments_are_refused), cmocka_unit_test(test_overflowing_sizes_are_refused),
+      cmocka_unit_test(test_explicit_equals_computed),
+      cmocka_unit_test(test_parameters_are_refused),
+      cmocka_unit_test(test_types_are_refused),
+      cmocka_unit_test(test_small_buffers_are_refused),
+      cmocka_unit_test(test_missing_arguments_are_refused),
+      cmocka_unit_test(test_overflowing_sizes_are_refused),
       cmocka_unit_test(test_tmp_query),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

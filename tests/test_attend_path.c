@@ -22,8 +22,9 @@ static void compare_node(const problem *p, int request, int node, int64_t row, t
   float *path_lse = calloc((size_t)p->num_heads, sizeof *path_lse);
   path_decode(p, request, node, isa, path_out, path_lse);
   char what[256];
-  (void)snprintf(what, sizeof what, "node %d of %d (depth %d, request %d, prefix %d, D %d/%d, H %d/%d, %s) against its path by %s",
-                 node, data->num_nodes, (int)data->depths[node], request, data->prefix_len, p->head_dim, p->head_dim_v,
+  (void)snprintf(what, sizeof what,
+                 "node %d of %d (depth %d, request %d, prefix %d, D %d/%d, H %d/%d, %s) against its path by %s", node,
+                 data->num_nodes, (int)data->depths[node], request, data->prefix_len, p->head_dim, p->head_dim_v,
                  p->num_heads, p->num_kv_heads, treeattn_dtype_name(p->kv_dtype), treeattn_isa_name(isa));
   CHECK_SAME_BITS(what, out + row * p->num_heads * p->head_dim_v, path_out, p->num_heads, p->head_dim_v);
   CHECK_SAME_BITS(what, lse + row * p->num_heads, path_lse, p->num_heads, 1);
@@ -70,7 +71,8 @@ static void check_problem(const problem *p, rng *r, double budget) {
   for (int n = num_isas - 1; n >= 0; n--) {
     double cost = 0;
     for (int k = 0; k < p->num_requests; k++) {
-      cost += (double)p->requests[k].num_nodes * p->requests[k].num_slots * p->num_heads * (p->head_dim + p->head_dim_v);
+      cost +=
+          (double)p->requests[k].num_nodes * p->requests[k].num_slots * p->num_heads * (p->head_dim + p->head_dim_v);
     }
     if (n != num_isas - 1 && isas[n] == TREEATTN_ISA_SCALAR && cost > budget) {
       continue; /* the paths below are decoded by it anyway */
@@ -99,7 +101,7 @@ static void test_every_shape(void **state) {
   (void)state;
   static const int dims[] = {32, 64, 80, 96, 128, 192, 256, 512};
   static const int ratios[] = {1, 2, 3, 5, 6, 7, 8, 12, 16};
-  static const int prefixes[] = {0,   1,   7,   8,   9,   15,  16,  17,  31,  32,  33,  63,  64,   65,
+  static const int prefixes[] = {0,   1,   7,   8,   9,   15,  16,  17,  31,  32,  33,  63,   64,   65,
                                  127, 128, 129, 255, 256, 257, 510, 511, 512, 513, 600, 1023, 1024, 1025};
   for (int n = 0; n < trial_count(168, 16); n++) {
     rng r;
@@ -111,8 +113,8 @@ static void test_every_shape(void **state) {
     double row_cost = 2.0 * ratio * num_kv_heads * dim * (prefix + 20);
     int most = (int)(6e6 / row_cost) + 1;
     problem p = problem_new(ratio * num_kv_heads, num_kv_heads, dim, 0, CYCLE(dtypes, index, 1));
-    (void)problem_add_tree(&p, prefix, rng_range(&r, 1, most < 40 ? most : 40), (tree_shape)cycle(index, NUM_TREE_SHAPES, 4),
-                           PICK(&r, amplitudes), &r);
+    (void)problem_add_tree(&p, prefix, rng_range(&r, 1, most < 40 ? most : 40),
+                           (tree_shape)cycle(index, NUM_TREE_SHAPES, 4), PICK(&r, amplitudes), &r);
     check_problem(&p, &r, 3e6);
     problem_free(&p);
   }
@@ -152,13 +154,15 @@ static void test_large_trees(void **state) {
 
 static void test_unusual_head_dims(void **state) {
   (void)state;
-  static const int dims[][2] = {{8, 8}, {24, 24}, {40, 40}, {1024, 1024}, {576, 512}, {192, 128}, {8, 1024}, {1024, 8}, {72, 136}};
+  static const int dims[][2] = {{8, 8},     {24, 24},  {40, 40},  {1024, 1024}, {576, 512},
+                                {192, 128}, {8, 1024}, {1024, 8}, {72, 136}};
   for (int n = 0; n < trial_count(27, 9); n++) {
     rng r;
     int index = trial_begin(&r, 4, n);
     const int *dim = dims[cycle(index, 9, 0)];
     int num_kv_heads = rng_range(&r, 1, 2);
-    problem p = problem_new(num_kv_heads * rng_range(&r, 1, 4), num_kv_heads, dim[0], dim[1], CYCLE(dtypes, index / 3, 0));
+    problem p =
+        problem_new(num_kv_heads * rng_range(&r, 1, 4), num_kv_heads, dim[0], dim[1], CYCLE(dtypes, index / 3, 0));
     (void)problem_add_tree(&p, rng_below(&r, 40), rng_range(&r, 1, 12), TREE_RANDOM, PICK(&r, amplitudes), &r);
     check_problem(&p, &r, 3e6);
     problem_free(&p);
@@ -190,8 +194,8 @@ static void test_with_options(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_shape),       cmocka_unit_test(test_tails_across_block_edges),
-      cmocka_unit_test(test_large_trees),       cmocka_unit_test(test_unusual_head_dims),
+      cmocka_unit_test(test_every_shape),  cmocka_unit_test(test_tails_across_block_edges),
+      cmocka_unit_test(test_large_trees),  cmocka_unit_test(test_unusual_head_dims),
       cmocka_unit_test(test_with_options),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -41,7 +41,8 @@ static void expect_equal_weights(const float *row, const uint8_t *sees, int slot
   }
   for (int s = 0; s < slots; s++) {
     float expected = sees[s] != 0 ? 1.0f / (float)count : 0.0f;
-    CHECK(row[s] == expected, "%s: weight of slot %d is %.9g instead of %.9g", what, s, (double)row[s], (double)expected);
+    CHECK(row[s] == expected, "%s: weight of slot %d is %.9g instead of %.9g", what, s, (double)row[s],
+          (double)expected);
   }
 }
 
@@ -97,7 +98,8 @@ static void test_one_empty_row(void **state) {
       sees[EMPTY * slots] = 1; /* slot 0 is seen by the mask, but it is far outside the window */
     }
     treeattn_mask_kind kind = index / 2 % 3 == 1 ? TREEATTN_MASK_BITS : TREEATTN_MASK_DENSE_F32;
-    guarded mask = mask_encode(kind, sees, NODES, slots, slots, kind == TREEATTN_MASK_BITS ? (slots + 7) / 8 : slots, false);
+    guarded mask =
+        mask_encode(kind, sees, NODES, slots, slots, kind == TREEATTN_MASK_BITS ? (slots + 7) / 8 : slots, false);
     treeattn_request request = TREEATTN_REQUEST_INIT;
     request.num_nodes = NODES;
     request.kv_seq_len = slots;
@@ -114,7 +116,8 @@ static void test_one_empty_row(void **state) {
     for (int i = 0; i < NODES; i++) {
       if (i == EMPTY) {
         for (int d = 0; d < 2 * DIM; d++) {
-          CHECK(out[i * 2 * DIM + d] == 0.0f && !signbit(out[i * 2 * DIM + d]), "the empty row has %g", (double)out[i * 2 * DIM + d]);
+          CHECK(out[i * 2 * DIM + d] == 0.0f && !signbit(out[i * 2 * DIM + d]), "the empty row has %g",
+                (double)out[i * 2 * DIM + d]);
         }
         CHECK(lse[i * 2] == -INFINITY && lse[i * 2 + 1] == -INFINITY, "lse of the empty row is %g", (double)lse[i * 2]);
       } else {
@@ -206,7 +209,8 @@ static void test_softcap_and_hidden_keys(void **state) {
         float out[8];
         attend_simply(&args, data->q, data->k, data->v, NULL, out, NULL);
         for (int d = 0; d < 8; d++) {
-          CHECK(out[d] == 1.0f, "%d keys, %s seen: %.9g instead of 1", lengths[n], visible == 0 ? "all" : "one", (double)out[d]);
+          CHECK(out[d] == 1.0f, "%d keys, %s seen: %.9g instead of 1", lengths[n], visible == 0 ? "all" : "one",
+                (double)out[d]);
         }
         free(sees);
         problem_free(&p);
@@ -243,8 +247,8 @@ static void test_window_counts_keys(void **state) {
         harness_once(&p, &how, out, NULL);
         for (int i = 0; i < num_nodes; i++) {
           char what[96];
-          (void)snprintf(what, sizeof what, "window %lld, node %d of %d, encoding %d, variant %d", (long long)p.window, i, num_nodes,
-                         (int)how.encoding, variant);
+          (void)snprintf(what, sizeof what, "window %lld, node %d of %d, encoding %d, variant %d", (long long)p.window,
+                         i, num_nodes, (int)how.encoding, variant);
           expect_equal_weights(out + i * DIM, sees + i * SLOTS, SLOTS, what);
         }
       }
@@ -308,8 +312,8 @@ static void test_heads_of_any_ratio(void **state) {
       harness_once(&p, &how, out, NULL);
       for (int e = 0; e < 3 * p.num_heads * p.head_dim; e++) {
         int h = e / p.head_dim % p.num_heads;
-        CHECK(out[e] == (float)(h / (p.num_heads / p.num_kv_heads)), "H %d, G %d: head %d reads KV head %g", p.num_heads, p.num_kv_heads,
-              h, (double)out[e]);
+        CHECK(out[e] == (float)(h / (p.num_heads / p.num_kv_heads)), "H %d, G %d: head %d reads KV head %g",
+              p.num_heads, p.num_kv_heads, h, (double)out[e]);
       }
     }
     free(out);
@@ -333,7 +337,8 @@ static void test_mask_smaller_than_promised(void **state) {
   static const treeattn_mask_kind kinds[] = {TREEATTN_MASK_DENSE_F32, TREEATTN_MASK_DENSE_BOOL, TREEATTN_MASK_BITS};
   for (int n = 0; n < 15; n++) {
     treeattn_mask_kind kind = kinds[n % 3];
-    guarded mask = mask_encode(kind, sees, NODES, SLOTS, SLOTS, strides[n / 3], false); /* pads are NaN or ones; an unmapped page follows */
+    guarded mask = mask_encode(kind, sees, NODES, SLOTS, SLOTS, strides[n / 3],
+                               false); /* pads are NaN or ones; an unmapped page follows */
     treeattn_request request = TREEATTN_REQUEST_INIT;
     request.num_nodes = NODES;
     request.kv_seq_len = SLOTS;
@@ -348,7 +353,8 @@ static void test_mask_smaller_than_promised(void **state) {
     attend_simply(&args, data->q, data->k, data->v, NULL, out, NULL);
     CHECK_SAME_BITS("a mask with pads", out, expected, NODES * 2, DIM);
     treeattn_plan *plan = NULL;
-    request.mask_bytes = (size_t)NODES * 15 / (kind == TREEATTN_MASK_BITS ? 8 : 1) * (kind == TREEATTN_MASK_DENSE_F32 ? 4 : 1);
+    request.mask_bytes =
+        (size_t)NODES * 15 / (kind == TREEATTN_MASK_BITS ? 8 : 1) * (kind == TREEATTN_MASK_DENSE_F32 ? 4 : 1);
     CHECK_ERROR(treeattn_plan_create(&args, &plan, &error), TREEATTN_ERROR_BUFFER_TOO_SMALL, "mask_bytes", NULL, NULL);
     guarded_free(&mask);
   }
@@ -434,8 +440,8 @@ static void test_degenerate_trees(void **state) {
   static const struct {
     int nodes, prefix;
     tree_shape shape;
-  } trees[] = {{1, 0, TREE_CHAIN}, {1, 5, TREE_CHAIN}, {12, 0, TREE_STAR}, {12, 3, TREE_ROOTS}, {2, 0, TREE_ROOTS}, {1000, 0, TREE_CHAIN},
-               {1000, 24, TREE_CHAIN}};
+  } trees[] = {{1, 0, TREE_CHAIN}, {1, 5, TREE_CHAIN},    {12, 0, TREE_STAR},    {12, 3, TREE_ROOTS},
+               {2, 0, TREE_ROOTS}, {1000, 0, TREE_CHAIN}, {1000, 24, TREE_CHAIN}};
   for (size_t n = 0; n < sizeof trees / sizeof trees[0]; n++) {
     rng r;
     (void)trial_begin(&r, 112, (int)n);
@@ -448,7 +454,8 @@ static void test_degenerate_trees(void **state) {
     layout how = LAYOUT_INIT;
     harness_once(&p, &how, out, NULL);
     for (int i = 0; i < data->num_nodes; i++) {
-      expect_equal_weights(out + (int64_t)i * 1024, sees + (int64_t)i * data->num_slots, data->num_slots, "a degenerate tree");
+      expect_equal_weights(out + (int64_t)i * 1024, sees + (int64_t)i * data->num_slots, data->num_slots,
+                           "a degenerate tree");
     }
     free(sees);
     free(out);
@@ -472,7 +479,8 @@ static void test_positions_follow_depth(void **state) {
       harness_build(&h, &p, &how);
       CHECK_OK(treeattn_plan_get_positions(h.plan, positions, 6, &error));
       for (int i = 0; i < 6; i++) {
-        CHECK(positions[i] == prefix + depths[i], "node %d has position %d instead of %d", i, (int)positions[i], prefix + (int)depths[i]);
+        CHECK(positions[i] == prefix + depths[i], "node %d has position %d instead of %d", i, (int)positions[i],
+              prefix + (int)depths[i]);
       }
       harness_free(&h);
     }
@@ -482,12 +490,12 @@ static void test_positions_follow_depth(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_poison_beyond_kv_len),     cmocka_unit_test(test_one_empty_row),
-      cmocka_unit_test(test_first_block_hidden),       cmocka_unit_test(test_softcap_and_hidden_keys),
-      cmocka_unit_test(test_window_counts_keys),       cmocka_unit_test(test_window_beside_a_mask),
-      cmocka_unit_test(test_heads_of_any_ratio),       cmocka_unit_test(test_mask_smaller_than_promised),
-      cmocka_unit_test(test_mask_word_edges),          cmocka_unit_test(test_rows_of_the_second_stage),
-      cmocka_unit_test(test_degenerate_trees),         cmocka_unit_test(test_positions_follow_depth),
+      cmocka_unit_test(test_poison_beyond_kv_len), cmocka_unit_test(test_one_empty_row),
+      cmocka_unit_test(test_first_block_hidden),   cmocka_unit_test(test_softcap_and_hidden_keys),
+      cmocka_unit_test(test_window_counts_keys),   cmocka_unit_test(test_window_beside_a_mask),
+      cmocka_unit_test(test_heads_of_any_ratio),   cmocka_unit_test(test_mask_smaller_than_promised),
+      cmocka_unit_test(test_mask_word_edges),      cmocka_unit_test(test_rows_of_the_second_stage),
+      cmocka_unit_test(test_degenerate_trees),     cmocka_unit_test(test_positions_follow_depth),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,10 +44,10 @@ static void meet(worst_case *worst, float at, float actual, double expected) {
 }
 
 static void report(const char *name, const worst_case *worst, double bound) {
-  print_message("%s: worst error %.4f units in the last place at %a, %llu inputs\n", name, worst->units, (double)worst->at,
-                (unsigned long long)worst->count);
-  CHECK(worst->count > 0 && worst->units <= bound, "%s: error %.4f units in the last place at %a, at most %g allowed", name,
-        worst->units, (double)worst->at, bound);
+  print_message("%s: worst error %.4f units in the last place at %a, %llu inputs\n", name, worst->units,
+                (double)worst->at, (unsigned long long)worst->count);
+  CHECK(worst->count > 0 && worst->units <= bound, "%s: error %.4f units in the last place at %a, at most %g allowed",
+        name, worst->units, (double)worst->at, bound);
 }
 
 static float float_at(uint32_t bits) {
@@ -167,7 +167,8 @@ static void test_half_conversions_over_all_patterns(void **state) {
       CHECK(half != half && (bits_of(half) & 0x00400000u) != 0, "f16 0x%04x is 0x%08x, not a quiet NaN", (unsigned)bits,
             (unsigned)bits_of(half));
     } else {
-      CHECK(bits_of(half) == bits_of(expected), "f16 0x%04x is %a instead of %a", (unsigned)bits, (double)half, (double)expected);
+      CHECK(bits_of(half) == bits_of(expected), "f16 0x%04x is %a instead of %a", (unsigned)bits, (double)half,
+            (double)expected);
       CHECK(float_to_half(expected) == bits, "f16 0x%04x does not come back", (unsigned)bits);
     }
     float bfloat = ta_float_from_bf16((uint16_t)bits);
@@ -184,9 +185,12 @@ static void test_half_conversions_over_all_patterns(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_exp2_within_its_bound),           cmocka_unit_test(test_exp2_of_zero_is_one),
-      cmocka_unit_test(test_exp2_not_above_one_for_negative), cmocka_unit_test(test_tanh_within_its_bound),
-      cmocka_unit_test(test_log_within_its_bound),            cmocka_unit_test(test_half_conversions_over_all_patterns),
+      cmocka_unit_test(test_exp2_within_its_bound),
+      cmocka_unit_test(test_exp2_of_zero_is_one),
+      cmocka_unit_test(test_exp2_not_above_one_for_negative),
+      cmocka_unit_test(test_tanh_within_its_bound),
+      cmocka_unit_test(test_log_within_its_bound),
+      cmocka_unit_test(test_half_conversions_over_all_patterns),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -331,7 +331,8 @@ static void test_malformed_trees(void **state) {
   static const struct {
     int node;
     int32_t parent;
-  } wrong[] = {{0, 0}, {0, 1}, {0, 5}, {0, -2}, {3, 3}, {3, 4}, {3, 6}, {5, 6}, {5, INT32_MAX}, {5, INT32_MIN}, {2, -2}, {1, 2}};
+  } wrong[] = {{0, 0}, {0, 1}, {0, 5},         {0, -2},        {3, 3},  {3, 4},
+               {3, 6}, {5, 6}, {5, INT32_MAX}, {5, INT32_MIN}, {2, -2}, {1, 2}};
   fixture f;
   fixture_set(&f);
   for (size_t n = 0; n < sizeof wrong / sizeof wrong[0]; n++) {
@@ -375,13 +376,13 @@ static void test_malformed_intervals(void **state) {
     int node;
     int32_t begin, end;
   } wrong[] = {
-      {0, 0, 0},                /* empty: does not hold itself */
-      {3, 2, 1},                /* ends before it begins */
-      {3, -1, 1},               /* negative */
+      {0, 0, 0},                 /* empty: does not hold itself */
+      {3, 2, 1},                 /* ends before it begins */
+      {3, -1, 1},                /* negative */
       {3, INT32_MIN, INT32_MAX}, /* both ends out of range */
-      {2, 1, 4},                /* the begin of node 1 */
-      {1, 1, 7},                /* reaches beyond the tree */
-      {1, 1, 5},                /* crosses node 2 */
+      {2, 1, 4},                 /* the begin of node 1 */
+      {1, 1, 7},                 /* reaches beyond the tree */
+      {1, 1, 5},                 /* crosses node 2 */
       {5, INT32_MAX, INT32_MIN},
   };
   fixture f;
@@ -423,7 +424,8 @@ static void test_random_trees_end(void **state) {
     args.kv_capacity = nodes + 3;
     treeattn_plan *plan = NULL;
     treeattn_status status = treeattn_plan_create(&args, &plan, NULL);
-    CHECK(status == TREEATTN_OK || status == TREEATTN_ERROR_INVALID_TREE, "random parents: %s", treeattn_status_name(status));
+    CHECK(status == TREEATTN_OK || status == TREEATTN_ERROR_INVALID_TREE, "random parents: %s",
+          treeattn_status_name(status));
     treeattn_plan_destroy(plan);
     free(data);
   }
@@ -440,7 +442,8 @@ static void test_memory_of_a_plan(void **state) {
     problem p = problem_new(4, 2, 32, 0, TREEATTN_F16);
     int requests = rng_range(&r, 0, 4);
     for (int k = 0; k < requests; k++) {
-      (void)problem_add_tree(&p, rng_below(&r, 900), rng_below(&r, 60), (tree_shape)rng_below(&r, NUM_TREE_SHAPES), 1.0f, &r);
+      (void)problem_add_tree(&p, rng_below(&r, 900), rng_below(&r, 60), (tree_shape)rng_below(&r, NUM_TREE_SHAPES),
+                             1.0f, &r);
     }
     p.window = rng_chance(&r, 3) ? 50 : 0;
     thread_team team;
@@ -458,10 +461,11 @@ static void test_memory_of_a_plan(void **state) {
     char have[32], need[32];
     (void)snprintf(have, sizeof have, "%zu", bytes - 1);
     (void)snprintf(need, sizeof need, "%zu", bytes);
-    CHECK_ERROR(treeattn_plan_init(&h.args, memory.data, bytes - 1, &plan, &error), TREEATTN_ERROR_BUFFER_TOO_SMALL, "memory_bytes",
-                have, need);
+    CHECK_ERROR(treeattn_plan_init(&h.args, memory.data, bytes - 1, &plan, &error), TREEATTN_ERROR_BUFFER_TOO_SMALL,
+                "memory_bytes", have, need);
     CHECK(plan == NULL, "a plan in too little memory is not NULL");
-    CHECK_ERROR(treeattn_plan_init(&h.args, NULL, bytes, &plan, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "memory", NULL, NULL);
+    CHECK_ERROR(treeattn_plan_init(&h.args, NULL, bytes, &plan, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "memory",
+                NULL, NULL);
     CHECK_OK(treeattn_plan_init(&h.args, memory.data, bytes, &plan, &error));
     CHECK(guarded_intact(&memory), "plan_init wrote outside its memory");
     /* What the header lets go may go: all arrays but page tables. */
@@ -493,29 +497,36 @@ static void test_info(void **state) {
   treeattn_plan *plan = NULL;
   CHECK_OK(treeattn_plan_create(&f.args, &plan, &error));
   treeattn_plan_info info = plan_info(plan);
-  CHECK(info.q_bytes == 4 * 6 * 64 * 4 && info.out_bytes == info.q_bytes && info.lse_bytes == 4 * 6 * 4, "q %zu, out %zu, lse %zu",
-        info.q_bytes, info.out_bytes, info.lse_bytes);
+  CHECK(info.q_bytes == 4 * 6 * 64 * 4 && info.out_bytes == info.q_bytes && info.lse_bytes == 4 * 6 * 4,
+        "q %zu, out %zu, lse %zu", info.q_bytes, info.out_bytes, info.lse_bytes);
   CHECK(info.k_bytes == 2 * 16 * 64 * 2 && info.v_bytes == info.k_bytes, "k %zu, v %zu", info.k_bytes, info.v_bytes);
-  CHECK(info.num_query_rows == 6 && info.num_workers == 1 && info.mode == TREEATTN_MODE_EXACT, "rows %lld, workers %lld",
-        (long long)info.num_query_rows, (long long)info.num_workers);
+  CHECK(info.num_query_rows == 6 && info.num_workers == 1 && info.mode == TREEATTN_MODE_EXACT,
+        "rows %lld, workers %lld", (long long)info.num_query_rows, (long long)info.num_workers);
   CHECK(info.scratch_bytes >= info.worker_bytes + info.partial_bytes, "scratch %zu", info.scratch_bytes);
   info.struct_size = 3;
   CHECK_ERROR(treeattn_plan_get_info(plan, &info, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "struct_size", "3", NULL);
   CHECK_ERROR(treeattn_plan_get_info(plan, NULL, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "info", NULL, NULL);
   CHECK_ERROR(treeattn_plan_get_info(NULL, &info, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "plan", NULL, NULL);
   int32_t positions[6];
-  CHECK_ERROR(treeattn_plan_get_positions(NULL, positions, 6, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "plan", NULL, NULL);
-  CHECK_ERROR(treeattn_plan_get_positions(plan, NULL, 6, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "positions", NULL, NULL);
+  CHECK_ERROR(treeattn_plan_get_positions(NULL, positions, 6, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "plan", NULL,
+              NULL);
+  CHECK_ERROR(treeattn_plan_get_positions(plan, NULL, 6, &error), TREEATTN_ERROR_INVALID_ARGUMENT, "positions", NULL,
+              NULL);
   treeattn_plan_destroy(plan);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_the_fixture_is_valid), cmocka_unit_test(test_numbers_of_the_plan),
-      cmocka_unit_test(test_types_and_features_of_the_plan), cmocka_unit_test(test_lengths_of_a_request),
-      cmocka_unit_test(test_small_masks),          cmocka_unit_test(test_malformed_trees),
-      cmocka_unit_test(test_malformed_intervals),  cmocka_unit_test(test_random_trees_end),
-      cmocka_unit_test(test_memory_of_a_plan),     cmocka_unit_test(test_info),
+      cmocka_unit_test(test_the_fixture_is_valid),
+      cmocka_unit_test(test_numbers_of_the_plan),
+      cmocka_unit_test(test_types_and_features_of_the_plan),
+      cmocka_unit_test(test_lengths_of_a_request),
+      cmocka_unit_test(test_small_masks),
+      cmocka_unit_test(test_malformed_trees),
+      cmocka_unit_test(test_malformed_intervals),
+      cmocka_unit_test(test_random_trees_end),
+      cmocka_unit_test(test_memory_of_a_plan),
+      cmocka_unit_test(test_info),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,13 +80,15 @@ static void results_are_accurate(const problem *p, const char *name, int layer) 
   const request_data *data = &p->requests[0];
   int64_t rows = (int64_t)data->num_nodes * p->num_heads;
   float *out = new_floats(rows * p->head_dim_v), *lse = new_floats(rows);
-  double *expected = calloc((size_t)(rows * p->head_dim_v), sizeof *expected), *expected_lse = calloc((size_t)rows, sizeof *expected_lse);
+  double *expected = calloc((size_t)(rows * p->head_dim_v), sizeof *expected),
+         *expected_lse = calloc((size_t)rows, sizeof *expected_lse);
   layout how = LAYOUT_INIT;
   harness_once(p, &how, out, lse);
   oracle_all(p, expected, expected_lse);
   double score = largest_score(p), error = relative_error(out, expected, rows * p->head_dim_v);
   double bound = fmax(2e-6, score * ldexp(1.0, -23));
-  print_message("%s layer %d: largest score %.1f, relative error %.3g (at most %.3g)\n", name, layer, score, error, bound);
+  print_message("%s layer %d: largest score %.1f, relative error %.3g (at most %.3g)\n", name, layer, score, error,
+                bound);
   CHECK(error <= bound, "%s layer %d: relative error %.3g, at most %.3g allowed", name, layer, error, bound);
   free(out);
   free(lse);
@@ -101,7 +103,8 @@ static void positions_are_those_of_the_model(const capture *c, const problem *p)
   int32_t *positions = calloc((size_t)c->num_nodes, sizeof *positions);
   CHECK_OK(treeattn_plan_get_positions(h.plan, positions, c->num_nodes, &error));
   for (int i = 0; i < c->num_nodes; i++) {
-    CHECK(positions[i] == c->positions[i], "node %d has position %d, the model gave it %d", i, (int)positions[i], (int)c->positions[i]);
+    CHECK(positions[i] == c->positions[i], "node %d has position %d, the model gave it %d", i, (int)positions[i],
+          (int)c->positions[i]);
   }
   free(positions);
   harness_free(&h);

@@ -128,31 +128,54 @@ static void zeros_and_infinities(void **state) {
   assert_int_equal(ta_row_argmax(forbidden_half, TREEATTN_F16, 2).kind, TA_ARGMAX_NOTHING);
 }
 
+/* Makes this thread treat subnormals as zeros where it can be told to; gives what to restore. */
+static uint64_t set_flushing(bool flush) {
+#if defined(__SSE2__)
+  const unsigned int control = _mm_getcsr();
+  _mm_setcsr(flush ? control | 0x8040u : control);
+  return control;
+#elif defined(__aarch64__)
+  uint64_t control;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+  const uint64_t changed = flush ? control | UINT64_C(1) << 24 : control;
+  __asm__ volatile("msr fpcr, %0" : : "r"(changed));
+  return control;
+#else
+  (void)flush;
+  return 0;
+#endif
+}
+
+static void restore_flushing(uint64_t control) {
+#if defined(__SSE2__)
+  _mm_setcsr((unsigned int)control);
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" : : "r"(control));
+#else
+  (void)control;
+#endif
+}
+
 /* A thread that flushes subnormals to zero still tells them from zero and from each other. */
 static void subnormals_count_whatever_the_thread_does(void **state) {
   (void)state;
   float row[64];
   for (int flush = 0; flush < 2; flush++) {
-#if defined(__SSE2__)
-    const unsigned int control = _mm_getcsr();
-    if (flush) {
-      _mm_setcsr(control | 0x8040u);
-    }
-#endif
     int32_t found[2];
     for (int t = 0; t < 64; t++) {
       const uint32_t bits = t == 41 ? 3u : t % 3 == 0 ? 0u : 0x80000002u; /* 4e-45 among 0 and -3e-45 */
       memcpy(&row[t], &bits, sizeof row[t]);
     }
+    uint64_t control = set_flushing(flush == 1);
     found[0] = ta_row_argmax(row, TREEATTN_F32, 64).index;
+    restore_flushing(control);
     for (int t = 0; t < 64; t++) {
       const uint32_t bits = t == 17 ? 0x80000001u : t % 3 == 0 ? 0xbf800000u : 0x80000002u;
       memcpy(&row[t], &bits, sizeof row[t]);
     }
+    control = set_flushing(flush == 1);
     found[1] = ta_row_argmax(row, TREEATTN_F32, 64).index;
-#if defined(__SSE2__)
-    _mm_setcsr(control);
-#endif
+    restore_flushing(control);
     CHECK(found[0] == 41 && found[1] == 17, "flush %d: %d and %d instead of 41 and 17", flush, (int)found[0],
           (int)found[1]);
   }

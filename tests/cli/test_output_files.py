@@ -202,7 +202,7 @@ def on_terminal(cli, *arguments):
 
 def slow_step(cli):
     """Seconds of work for the scalar reference, and tensors of zeros that need no time to make."""
-    heads, nodes, capacity, dim = 16, 16, 3000, 256
+    heads, nodes, capacity, dim = 16, 4 if os.environ.get("TREEATTN_TEST_QUICK") else 16, 3000, 256
     tensorfile.write(cli.folder / "slow.safetensors", {
         "q": ("F32", [heads, nodes, dim], bytes(4 * heads * nodes * dim)),
         "k": ("F16", [heads, capacity, dim], bytes(2 * heads * capacity * dim)),

@@ -22,7 +22,8 @@ static const unsigned char *find_tensor(const capture *c, const char *name, cons
   CHECK(sscanf(entry, "%d,%d,%d", &shape[0], &shape[1], &shape[2]) >= 1, "%s has no shape", name);
   unsigned long long begin = 0, end = 0;
   const char *offsets = strstr(entry, "\"data_offsets\":[");
-  CHECK(offsets != NULL && sscanf(offsets, "\"data_offsets\":[%llu,%llu]", &begin, &end) == 2, "%s has no offsets", name);
+  CHECK(offsets != NULL && sscanf(offsets, "\"data_offsets\":[%llu,%llu]", &begin, &end) == 2, "%s has no offsets",
+        name);
   CHECK(begin <= end && 8 + header_bytes + end <= c->bytes, "%s lies outside its file", name);
   return c->file + 8 + header_bytes + begin;
 }

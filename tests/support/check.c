@@ -55,8 +55,8 @@ static uint32_t bits_of(float value) {
   return bits;
 }
 
-void check_same_bits(const char *file, int line, const char *what, const float *actual, const float *expected, int64_t rows,
-                     int64_t columns) {
+void check_same_bits(const char *file, int line, const char *what, const float *actual, const float *expected,
+                     int64_t rows, int64_t columns) {
   if (rows * columns == 0 || memcmp(actual, expected, (size_t)(rows * columns) * sizeof(float)) == 0) {
     return;
   }
@@ -67,14 +67,15 @@ void check_same_bits(const char *file, int line, const char *what, const float *
       different++;
     }
   }
-  check_failed(file, line, "%s: %lld of %lld values differ, first at row %lld channel %lld: 0x%08x (%.9g) instead of 0x%08x (%.9g)",
-               what, (long long)different, (long long)(rows * columns), (long long)(first / columns), (long long)(first % columns),
-               (unsigned)bits_of(actual[first]), (double)actual[first], (unsigned)bits_of(expected[first]),
-               (double)expected[first]);
+  check_failed(file, line,
+               "%s: %lld of %lld values differ, first at row %lld channel %lld: 0x%08x (%.9g) instead of 0x%08x (%.9g)",
+               what, (long long)different, (long long)(rows * columns), (long long)(first / columns),
+               (long long)(first % columns), (unsigned)bits_of(actual[first]), (double)actual[first],
+               (unsigned)bits_of(expected[first]), (double)expected[first]);
 }
 
-void check_error(const char *file, int line, treeattn_status actual, treeattn_status expected, const treeattn_error *error,
-                 const char *word_a, const char *word_b, const char *word_c) {
+void check_error(const char *file, int line, treeattn_status actual, treeattn_status expected,
+                 const treeattn_error *error, const char *word_a, const char *word_b, const char *word_c) {
   if (actual != expected) {
     check_failed(file, line, "status \"%s\" instead of \"%s\"; message: %s", treeattn_status_name(actual),
                  treeattn_status_name(expected), error->message);

@@ -12,8 +12,8 @@ static bool is_mask(treeattn_mask_kind kind) {
   return kind == TREEATTN_MASK_DENSE_F32 || kind == TREEATTN_MASK_DENSE_BOOL || kind == TREEATTN_MASK_BITS;
 }
 
-guarded mask_encode(treeattn_mask_kind kind, const uint8_t *sees, int num_nodes, int sees_columns, int columns, int64_t stride,
-                    bool at_begin) {
+guarded mask_encode(treeattn_mask_kind kind, const uint8_t *sees, int num_nodes, int sees_columns, int columns,
+                    int64_t stride, bool at_begin) {
   size_t element = kind == TREEATTN_MASK_DENSE_F32 ? sizeof(float) : 1;
   size_t row = kind == TREEATTN_MASK_BITS ? ((size_t)columns + 7) / 8 : (size_t)columns;
   size_t count = num_nodes == 0 ? 0 : (size_t)(num_nodes - 1) * (size_t)stride + row;
@@ -128,13 +128,15 @@ static void encode_tree(harness *h, int n) {
     tree_intervals(data->parents, data->num_nodes, (int32_t *)(void *)h->masks[n].data);
   } else if (is_mask(kind)) {
     uint8_t *sees = calloc((size_t)data->num_nodes * (size_t)data->num_slots + 1, 1);
-    tree_visibility(data->parents, data->num_nodes, data->prefix_len, how->written_window ? h->source->window : 0, sees);
+    tree_visibility(data->parents, data->num_nodes, data->prefix_len, how->written_window ? h->source->window : 0,
+                    sees);
     bool square = how->square_mask && data->num_nodes > 0; /* mask_columns 0 would mean all of them */
     int columns = square ? data->num_nodes : data->num_slots;
     int64_t packed = kind == TREEATTN_MASK_BITS ? (columns + 7) / 8 : columns;
     request->mask_columns = square ? columns : 0;
     request->mask_stride = how->mask_pad == 0 ? 0 : packed + how->mask_pad;
-    h->masks[n] = mask_encode(kind, sees, data->num_nodes, data->num_slots, columns, packed + how->mask_pad, how->guards_at_begin);
+    h->masks[n] = mask_encode(kind, sees, data->num_nodes, data->num_slots, columns, packed + how->mask_pad,
+                              how->guards_at_begin);
     free(sees);
   }
   request->mask = kind == TREEATTN_MASK_CHAIN ? NULL : h->masks[n].data;
@@ -217,8 +219,8 @@ static void copy_queries(harness *h, int n) {
   for (int head = 0; head < p->num_heads; head++) {
     for (int64_t row = 0; row < count; row++) {
       int64_t node = h->requests[n].query_nodes != NULL ? h->requests[n].query_nodes[row] : row;
-      memcpy(harness_q_row(h, head, h->first_row[n] + row), data->q + (head * (int64_t)data->num_nodes + node) * p->head_dim,
-             (size_t)p->head_dim * sizeof(float));
+      memcpy(harness_q_row(h, head, h->first_row[n] + row),
+             data->q + (head * (int64_t)data->num_nodes + node) * p->head_dim, (size_t)p->head_dim * sizeof(float));
     }
   }
 }
@@ -292,24 +294,26 @@ static int64_t or_default(int64_t stride, int64_t packed) {
 }
 
 /* Copies the rows out of a strided output; with `check_pads` also finds any byte between them that is not 0xff any more. */
-static void read_rows(const guarded *buffer, int64_t rows, int64_t heads, int64_t width, int64_t row_stride, int64_t head_stride,
-                      float *packed) {
+static void read_rows(const guarded *buffer, int64_t rows, int64_t heads, int64_t width, int64_t row_stride,
+                      int64_t head_stride, float *packed) {
   const float *from = (const float *)(const void *)buffer->data;
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t head = 0; head < heads; head++) {
-      memcpy(packed + (row * heads + head) * width, from + row * row_stride + head * head_stride, (size_t)width * sizeof(float));
+      memcpy(packed + (row * heads + head) * width, from + row * row_stride + head * head_stride,
+             (size_t)width * sizeof(float));
     }
   }
 }
 
-static void check_pads(const char *name, const guarded *buffer, int64_t rows, int64_t heads, int64_t width, int64_t row_stride,
-                       int64_t head_stride) {
+static void check_pads(const char *name, const guarded *buffer, int64_t rows, int64_t heads, int64_t width,
+                       int64_t row_stride, int64_t head_stride) {
   unsigned char *copy = malloc(buffer->bytes + 1);
   CHECK(copy != NULL, "out of memory for %zu bytes", buffer->bytes);
   memcpy(copy, buffer->data, buffer->bytes);
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t head = 0; head < heads; head++) {
-      memset(copy + (size_t)(row * row_stride + head * head_stride) * sizeof(float), 0xff, (size_t)width * sizeof(float));
+      memset(copy + (size_t)(row * row_stride + head * head_stride) * sizeof(float), 0xff,
+             (size_t)width * sizeof(float));
     }
   }
   for (size_t n = 0; n < buffer->bytes; n++) {
@@ -343,17 +347,20 @@ void harness_run(harness *h) {
     CHECK(guarded_intact(buffers[n]), "bytes around %s were written", names[n]);
   }
   int64_t out_head = or_default(a->out_stride_head, a->head_dim_v);
-  check_pads("out", &h->out, h->rows, a->num_heads, a->head_dim_v, or_default(a->out_stride_row, a->num_heads * out_head), out_head);
+  check_pads("out", &h->out, h->rows, a->num_heads, a->head_dim_v,
+             or_default(a->out_stride_row, a->num_heads * out_head), out_head);
   if (!h->how.no_lse) {
     int64_t lse_head = or_default(a->lse_stride_head, 1);
-    check_pads("lse", &h->lse, h->rows, a->num_heads, 1, or_default(a->lse_stride_row, a->num_heads * lse_head), lse_head);
+    check_pads("lse", &h->lse, h->rows, a->num_heads, 1, or_default(a->lse_stride_row, a->num_heads * lse_head),
+               lse_head);
   }
 }
 
 void harness_read(const harness *h, float *out, float *lse) {
   const treeattn_plan_args *a = &h->args;
   int64_t out_head = or_default(a->out_stride_head, a->head_dim_v);
-  read_rows(&h->out, h->rows, a->num_heads, a->head_dim_v, or_default(a->out_stride_row, a->num_heads * out_head), out_head, out);
+  read_rows(&h->out, h->rows, a->num_heads, a->head_dim_v, or_default(a->out_stride_row, a->num_heads * out_head),
+            out_head, out);
   if (lse != NULL && !h->how.no_lse) {
     int64_t lse_head = or_default(a->lse_stride_head, 1);
     read_rows(&h->lse, h->rows, a->num_heads, 1, or_default(a->lse_stride_row, a->num_heads * lse_head), lse_head, lse);

@@ -8,14 +8,14 @@
 #include "threads.h"
 
 typedef struct layout {
-  int page_size;       /* 0: contiguous */
-  int extra_slots;     /* capacity (or pages' worth of slots) beyond the longest request, and kv_seq_len stays exact */
-  bool shuffle;        /* sequences of the cache, or pages, in random order with unused ones between */
-  int stride_pad;      /* elements added to every stride, in steps that keep alignment odd on purpose */
-  float poison;        /* what every element of the cache and of Q that is not data holds */
+  int page_size;   /* 0: contiguous */
+  int extra_slots; /* capacity (or pages' worth of slots) beyond the longest request, and kv_seq_len stays exact */
+  bool shuffle;    /* sequences of the cache, or pages, in random order with unused ones between */
+  int stride_pad;  /* elements added to every stride, in steps that keep alignment odd on purpose */
+  float poison;    /* what every element of the cache and of Q that is not data holds */
   treeattn_mask_kind encoding; /* CHAIN: PARENTS where the tree is no chain */
-  int mask_pad;        /* elements (bytes for bits) of stride beyond the columns, poisoned */
-  bool square_mask;    /* mask_columns = N */
+  int mask_pad;                /* elements (bytes for bits) of stride beyond the columns, poisoned */
+  bool square_mask;            /* mask_columns = N */
   bool written_window; /* dense kinds: the window stands in the mask, positions are passed, and args.window is 0 */
   bool pass_positions;
   bool guards_at_begin;
@@ -25,7 +25,7 @@ typedef struct layout {
   treeattn_executor executor;
   const int32_t *const *query_nodes; /* [num_requests] or NULL */
   const int64_t *num_queries;
-  uint64_t seed;       /* of everything random in the layout */
+  uint64_t seed; /* of everything random in the layout */
 } layout;
 
 typedef struct harness {
@@ -39,11 +39,12 @@ typedef struct harness {
   guarded q, k, v, out, lse, scratch, sinks;
   guarded *masks; /* [num_requests] */
   int32_t **positions, **page_tables;
-  int64_t rows;      /* T */
+  int64_t rows;       /* T */
   int64_t *first_row; /* [num_requests] */
 } harness;
 
-#define LAYOUT_INIT {.encoding = TREEATTN_MASK_PARENTS, .num_workers = 1}
+#define LAYOUT_INIT \
+  { .encoding = TREEATTN_MASK_PARENTS, .num_workers = 1 }
 
 /* Lays out and plans. */
 void harness_build(harness *h, const problem *p, const layout *how);
@@ -71,7 +72,7 @@ layout layout_random(rng *r, thread_team *team, rng *order);
 int available_isas(treeattn_isa isas[8]);
 
 /* A mask of `kind` for visibility `sees` [N][sees_columns], of which the last `columns` are written. */
-guarded mask_encode(treeattn_mask_kind kind, const uint8_t *sees, int num_nodes, int sees_columns, int columns, int64_t stride,
-                    bool at_begin);
+guarded mask_encode(treeattn_mask_kind kind, const uint8_t *sees, int num_nodes, int sees_columns, int columns,
+                    int64_t stride, bool at_begin);
 
 #endif

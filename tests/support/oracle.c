@@ -20,8 +20,8 @@ static double score_of(const problem *p, const request_data *request, int node, 
   return p->softcap > 0 ? (double)p->softcap * tanh(s / (double)p->softcap) : s;
 }
 
-void oracle_row(const problem *p, const request_data *request, int node, int head, const uint8_t *sees, const float *bias,
-                double *out, double *lse) {
+void oracle_row(const problem *p, const request_data *request, int node, int head, const uint8_t *sees,
+                const float *bias, double *out, double *lse) {
   int g = head / (p->num_heads / p->num_kv_heads);
   double *scores = calloc((size_t)request->num_slots + 1, sizeof *scores);
   double max = -HUGE_VAL;

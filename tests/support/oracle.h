@@ -6,8 +6,8 @@
 #include "problem.h"
 
 /* One row. sees [num_slots] says which slots; bias [num_slots] or NULL. out [DV]. */
-void oracle_row(const problem *p, const request_data *request, int node, int head, const uint8_t *sees, const float *bias,
-                double *out, double *lse);
+void oracle_row(const problem *p, const request_data *request, int node, int head, const uint8_t *sees,
+                const float *bias, double *out, double *lse);
 
 /* All rows of a problem of trees: out [T][H][DV], lse [T][H]. */
 void oracle_all(const problem *p, double *out, double *lse);

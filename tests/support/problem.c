@@ -46,7 +46,8 @@ static void *random_cache(treeattn_dtype dtype, int64_t count, uint32_t seed) {
   return cache;
 }
 
-request_data *problem_add(problem *p, int prefix_len, int num_nodes, const int32_t *parents, float q_amplitude, rng *r) {
+request_data *problem_add(problem *p, int prefix_len, int num_nodes, const int32_t *parents, float q_amplitude,
+                          rng *r) {
   p->requests = realloc(p->requests, (size_t)(p->num_requests + 1) * sizeof *p->requests);
   CHECK(p->requests != NULL, "out of memory for %d requests", p->num_requests + 1);
   request_data *request = &p->requests[p->num_requests++];
@@ -131,8 +132,8 @@ treeattn_plan_info plan_info(const treeattn_plan *plan) {
   return info;
 }
 
-void attend_simply(const treeattn_plan_args *args, const void *q, const void *k, const void *v, const float *sinks, float *out,
-                   float *lse) {
+void attend_simply(const treeattn_plan_args *args, const void *q, const void *k, const void *v, const float *sinks,
+                   float *out, float *lse) {
   treeattn_plan *plan = NULL;
   CHECK_OK(treeattn_plan_create(args, &plan, &error));
   const treeattn_plan_info info = plan_info(plan);
@@ -187,7 +188,8 @@ void path_decode(const problem *p, int request_index, int node, treeattn_isa isa
   void *v = gather_path(p, data, data->v, p->head_dim_v, path, path_len);
   float *q = test_alloc((int64_t)p->num_heads * p->head_dim, sizeof *q);
   for (int h = 0; h < p->num_heads; h++) {
-    memcpy(q + (size_t)h * (size_t)p->head_dim, data->q + ((size_t)h * (size_t)data->num_nodes + (size_t)node) * (size_t)p->head_dim,
+    memcpy(q + (size_t)h * (size_t)p->head_dim,
+           data->q + ((size_t)h * (size_t)data->num_nodes + (size_t)node) * (size_t)p->head_dim,
            (size_t)p->head_dim * sizeof *q);
   }
   treeattn_request request = TREEATTN_REQUEST_INIT;

@@ -9,9 +9,9 @@
 #include "trees.h"
 
 typedef struct request_data {
-  int num_nodes;  /* N */
-  int prefix_len; /* P */
-  int num_slots;  /* P + N */
+  int num_nodes;    /* N */
+  int prefix_len;   /* P */
+  int num_slots;    /* P + N */
   int32_t *parents; /* [N] */
   int32_t *depths;  /* [N] */
   float *q;         /* [H][N][D] */
@@ -49,8 +49,8 @@ treeattn_plan_args problem_args(const problem *p);
 treeattn_plan_info plan_info(const treeattn_plan *plan);
 
 /* Plans, runs and forgets: the shortest way through the public API. lse may be NULL. Everything must succeed. */
-void attend_simply(const treeattn_plan_args *args, const void *q, const void *k, const void *v, const float *sinks, float *out,
-                   float *lse);
+void attend_simply(const treeattn_plan_args *args, const void *q, const void *k, const void *v, const float *sinks,
+                   float *out, float *lse);
 
 /* The path of a node, laid out contiguously and decoded alone, one query as a chain: out [H][DV], lse [H]. */
 void path_decode(const problem *p, int request, int node, treeattn_isa isa, float *out, float *lse);

@@ -10,14 +10,14 @@
 
 typedef enum tree_shape {
   TREE_CHAIN,
-  TREE_STAR,    /* one root, all others its children */
-  TREE_COMB,    /* a chain with a leaf at each node */
+  TREE_STAR, /* one root, all others its children */
+  TREE_COMB, /* a chain with a leaf at each node */
   TREE_BINARY,
   TREE_TERNARY,
-  TREE_FOREST,  /* several roots, random below */
-  TREE_RANDOM,  /* each parent any earlier node */
-  TREE_DEEP,    /* each parent one of the last few nodes */
-  TREE_ROOTS,   /* only roots */
+  TREE_FOREST, /* several roots, random below */
+  TREE_RANDOM, /* each parent any earlier node */
+  TREE_DEEP,   /* each parent one of the last few nodes */
+  TREE_ROOTS,  /* only roots */
   NUM_TREE_SHAPES
 } tree_shape;
 
