@@ -11,6 +11,8 @@ endif()
 add_library(ta_test_flags INTERFACE)
 target_include_directories(ta_test_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
 target_include_directories(ta_test_flags SYSTEM INTERFACE ${CMOCKA_INCLUDE_DIR})
+# Oracles are never compiled harder than this: only the library has to be fast, and optimisers have faults of their own.
+target_compile_options(ta_test_flags INTERFACE $<$<CONFIG:Release>:-O2>)
 # Tests see the same internal switches as the sources, and where the repository is.
 target_compile_definitions(ta_test_flags INTERFACE ${ta_definitions} TA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 target_link_libraries(ta_test_flags INTERFACE ta_flags treeattn_static ${CMOCKA_LIBRARY} m Threads::Threads)

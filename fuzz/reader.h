@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fuzzers of the tensor readers share: read everything that a file claims to hold, and hold the reader to it. */
+/* What the fuzzers of the tensor readers share: read everything that a file claims to hold, and hold the reader to
+ * it. */
 #ifndef TREEATTN_FUZZ_READER_H
 #define TREEATTN_FUZZ_READER_H
 

@@ -54,7 +54,7 @@ static inline float ta_quiet_nan(void) {
 }
 
 /*
- * 2^x for x <= 127 within 1.02 units in the last place; +0 at and below -126.5 (so for -infinity), NaN for NaN.
+ * 2^x for x <= 127 within 1.05 units in the last place; +0 at and below -126.5 (so for -infinity), NaN for NaN.
  * The scale 2^n is multiplied in by the last fused operation, which lets a NaN through whatever its payload.
  */
 static inline float ta_exp2(float x) {

@@ -7,14 +7,7 @@
 #include <treeattn/attention.h>
 
 #include "common.h"
-
-/*
- * The order of every sum is a function of position alone. A leaf is TA_LEAF positions, computed from zero: the maximum
- * of its scores, then the weights, whose sum and weighted values run in chains over the ascending positions of a block of
- * TA_BLOCK, block added to block. Leaves are folded from left to right within a group of TA_GROUP_LEAVES, and groups
- * are folded from left to right. docs/arithmetic.md is the specification.
- */
-enum { TA_LEAF = 512, TA_BLOCK = 64, TA_GROUP_LEAVES = 16, TA_LEAF_WORDS = TA_LEAF / 64 };
+#include "order.h"
 
 /* What one request's rows see. Arrays are indexed by query row unless they say node. */
 typedef struct ta_request {

@@ -98,6 +98,22 @@ static void test_random_trees(void **state) {
   print_worst("random trees, scores to 16");
 }
 
+/* The longest sums over channels: their rounding errors grow with the square root of head_dim and with the score. */
+static void test_wide_heads(void **state) {
+  (void)state;
+  static const int dims[] = {256, 512, 1024};
+  for (int n = 0; n < trial_count(24, 6); n++) {
+    rng r;
+    int index = trial_begin(&r, 65, n);
+    problem p = problem_new(2, 1, dims[index % 3], 0, TREEATTN_F16);
+    (void)problem_add_tree(&p, index % 2 == 0 ? 200 : 1000, 4, TREE_RANDOM, 1.0f, &r);
+    set_largest_score(&p, 16.0);
+    measure(&p, 100);
+    problem_free(&p);
+  }
+  print_worst("wide heads, scores to 16");
+}
+
 static void test_large_scores(void **state) {
   (void)state;
   for (int n = 0; n < trial_count(40, 6); n++) {
@@ -175,8 +191,8 @@ static void test_comparison_meets_nan(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_comparison_meets_nan), cmocka_unit_test(test_random_trees),
-      cmocka_unit_test(test_large_scores),         cmocka_unit_test(test_long_contexts),
-      cmocka_unit_test(test_equal_keys),
+      cmocka_unit_test(test_wide_heads),           cmocka_unit_test(test_large_scores),
+      cmocka_unit_test(test_long_contexts),        cmocka_unit_test(test_equal_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

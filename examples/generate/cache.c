@@ -29,9 +29,9 @@ treeattn_status gen_cache_create(gen_cache *cache, int64_t num_layers, int64_t n
   cache->bytes = cache->tensor_bytes * (size_t)num_layers * 2;
   const size_t rounded = (cache->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   cache->data = aligned_alloc(ALIGNMENT, rounded);
-  return cache->data == NULL ? gen_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "out of memory: a cache of %zu bytes",
-                                        rounded)
-                             : TREEATTN_OK;
+  return cache->data == NULL
+             ? gen_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "out of memory: a cache of %zu bytes", rounded)
+             : TREEATTN_OK;
 }
 
 void gen_cache_destroy(gen_cache *cache) {

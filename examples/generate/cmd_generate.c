@@ -49,8 +49,7 @@ static bool encode(const opened *with, const gen_options *options, const char *t
                    int64_t capacity, int64_t *num_tokens, treeattn_error *error) {
   const bool chat = !options->raw && gen_tokenizer_find(with->tokenizer, "<|im_start|>") >= 0 &&
                     gen_tokenizer_find(with->tokenizer, "<|im_end|>") >= 0;
-  static const char before[] =
-      "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n";
+  static const char before[] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n";
   static const char after[] = "<|im_end|>\n<|im_start|>assistant\n";
   *num_tokens = 0;
   return (!chat || gen_tokenizer_encode(with->tokenizer, before, sizeof before - 1, true, tokens, capacity, num_tokens,
@@ -175,8 +174,8 @@ static void show(const opened *with, const gen_options *options, const int32_t *
   (void)fflush(stdout);
 }
 
-static int run_session(const opened *with, const gen_options *options, gen_session *session, gen_run *run,
-                       bool visible, watching *state) {
+static int run_session(const opened *with, const gen_options *options, gen_session *session, gen_run *run, bool visible,
+                       watching *state) {
   treeattn_error error;
   const gen_watcher watcher = {watch, state};
   treeattn_status status = gen_session_add_default_drafters(session, &error);
@@ -206,6 +205,7 @@ static int run_session(const opened *with, const gen_options *options, gen_sessi
     }
   }
   run->totals = session->totals;
+  memcpy(run->cost, session->cost, sizeof run->cost);
   if (status != TREEATTN_OK) {
     return state->failed ? CLI_FAILURE : cli_library_error(options->model_path, &error);
   }
@@ -250,7 +250,7 @@ static int run_all(const opened *with, const gen_options *options) {
   for (; done < num_runs && status == CLI_OK; ++done) {
     gen_run *run = &runs[done];
     run->name = options->compare ? names[done] : options->tree_nodes == 1 ? "plain" : names[options->max_children == 1];
-    run->decoding = (gen_decoding){options->tree_nodes, options->max_children, options->measured_size,
+    run->decoding = (gen_decoding){options->tree_nodes,         options->max_children,   options->measured_size,
                                    (float)options->temperature, (uint64_t)options->seed, 0};
     if (options->compare) {
       run->decoding.max_children = done == 1 ? 1 : run->decoding.max_children;

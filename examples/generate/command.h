@@ -33,6 +33,7 @@ typedef struct gen_run {
   gen_totals totals;
   int32_t *tokens; /* what was generated */
   int64_t num_tokens;
+  double cost[GEN_MAX_TREE]; /* seconds of a step with 1, 2 .. nodes, if measured */
 } gen_run;
 
 /* The summary that ends a run, on stderr, or as JSON on stdout. */

@@ -40,8 +40,8 @@ treeattn_status gen_drafter_arbitrary(int64_t vocab_size, gen_drafter *drafter, 
 typedef struct gen_tree_options {
   int64_t max_nodes; /* root included */
   int64_t max_levels;
-  int64_t max_children;   /* 1: a chain */
-  const double *cost;     /* [max_nodes] of a step with 1, 2 .. nodes: the size of most expected tokens per cost is
+  int64_t max_children; /* 1: a chain */
+  const double *cost;   /* [max_nodes] of a step with 1, 2 .. nodes: the size of most expected tokens per cost is
                              taken. NULL: max_nodes, as far as there are candidates */
 } gen_tree_options;
 

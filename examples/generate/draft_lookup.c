@@ -12,8 +12,8 @@ enum { MAX_ORDER = 6, MAX_MATCHES = 8, HASH_BITS = 16 };
 typedef struct lookup {
   int32_t *history; /* what has been committed, as learn saw it */
   int64_t num_history, max_tokens;
-  int32_t *heads[MAX_ORDER];     /* [1 << HASH_BITS], -1: none */
-  int32_t *previous[MAX_ORDER];  /* [max_tokens] */
+  int32_t *heads[MAX_ORDER];    /* [1 << HASH_BITS], -1: none */
+  int32_t *previous[MAX_ORDER]; /* [max_tokens] */
   double hits[MAX_ORDER], tries[MAX_ORDER];
 } lookup;
 

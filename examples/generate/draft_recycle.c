@@ -100,7 +100,8 @@ static int64_t propose_arbitrary(void *context, const int32_t *tokens, int64_t n
   const arbitrary *source = context;
   int64_t num = 0;
   while (num < GEN_MAX_CHILDREN && num < capacity && num < source->vocab_size) {
-    const uint64_t mixed = (uint64_t)(uint32_t)tokens[num_tokens - 1] * UINT64_C(2654435761) + (uint64_t)num_tokens * 97;
+    const uint64_t mixed =
+        (uint64_t)(uint32_t)tokens[num_tokens - 1] * UINT64_C(2654435761) + (uint64_t)num_tokens * 97;
     candidates[num] = (int32_t)((mixed + (uint64_t)num) % (uint64_t)source->vocab_size);
     probabilities[num++] = 1e-6f;
   }

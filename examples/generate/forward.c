@@ -255,8 +255,8 @@ treeattn_status gen_forward_run(gen_forward *forward, const gen_pass *pass, cons
                                 treeattn_error *error) {
   if (pass->num_rows < 1 || pass->num_rows > forward->max_rows || pass->num_logit_rows < 1 ||
       pass->num_logit_rows > pass->num_rows) {
-    return gen_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "%" PRId64 " rows, %" PRId64 " with logits",
-                    pass->num_rows, pass->num_logit_rows);
+    return gen_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "%" PRId64 " rows, %" PRId64 " with logits", pass->num_rows,
+                    pass->num_logit_rows);
   }
   if (pass->prefix_len < 0 || pass->num_rows > forward->cache.capacity - pass->prefix_len) {
     return gen_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT,

@@ -51,7 +51,8 @@ struct gen_forward {
   void *work, *scratch;
   size_t work_bytes, scratch_bytes;
 
-  float *kept_queries; /* [num_layers][max_rows][num_heads * head_dim], written by each pass; NULL: not kept. The caller's */
+  float *
+      kept_queries; /* [num_layers][max_rows][num_heads * head_dim], written by each pass; NULL: not kept. The caller's */
 
   double attention_seconds, total_seconds; /* since the start; the attention's are those of one thread */
   double attention_started;

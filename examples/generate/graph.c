@@ -99,8 +99,8 @@ static struct ggml_tensor *attention(const builder *b, int64_t l, struct ggml_te
   key = rotate(b, key, layer->rope_base);
   run->query = query;
   struct ggml_tensor *sources[2] = {key, value};
-  struct ggml_tensor *stored = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, sources, 2, gen_node_store,
-                                              GGML_N_TASKS_MAX, run);
+  struct ggml_tensor *stored =
+      ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, sources, 2, gen_node_store, GGML_N_TASKS_MAX, run);
   if (b->forward->attention == GEN_ATTENTION_TREE) {
     return ggml_mul_mat(context, layer->attn_output, attend_tree(b, run, stored));
   }
@@ -116,7 +116,7 @@ static struct ggml_tensor *feed_forward(const builder *b, const gen_layer *layer
   struct ggml_tensor *gate = ggml_mul_mat(context, layer->gate, x);
   struct ggml_tensor *up = ggml_mul_mat(context, layer->up, x);
   struct ggml_tensor *gated = b->forward->model->architecture == GEN_LLAMA ? ggml_swiglu_split(context, gate, up)
-                                                                            : ggml_geglu_split(context, gate, up);
+                                                                           : ggml_geglu_split(context, gate, up);
   return ggml_mul_mat(context, layer->down, gated);
 }
 

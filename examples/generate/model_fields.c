@@ -45,8 +45,8 @@ bool gen_field_count(const struct gguf_context *file, const char *key, int64_t m
   }
   const int64_t count = (int64_t)gguf_get_val_u32(file, field);
   if (count < minimum || count > maximum) {
-    (void)gen_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT,
-                   "field '%s' is %" PRId64 ", outside %" PRId64 " to %" PRId64, key, count, minimum, maximum);
+    (void)gen_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, "field '%s' is %" PRId64 ", outside %" PRId64 " to %" PRId64,
+                   key, count, minimum, maximum);
     return false;
   }
   *value = count;

@@ -82,34 +82,34 @@ static const char *const marks[] = {"auto", "never", "color", "brackets", NULL};
 
 static bool take_option(int option, gen_options *options) {
   switch (option) {
-  case 'p': options->prompt = optarg; return true;
-  case 'f': options->prompt_file = optarg; return true;
-  case 'n': return cli_parse_i64("tokens", optarg, 1, 1 << 20, &options->num_tokens);
-  case 't': return cli_parse_i64("threads", optarg, 1, 512, &options->num_threads);
-  case OPTION_RAW: options->raw = true; return true;
-  case OPTION_TREE_NODES:
-    options->measured_size = false;
-    return cli_parse_i64("tree-nodes", optarg, 1, GEN_MAX_TREE, &options->tree_nodes);
-  case OPTION_CHAIN: options->max_children = 1; return true;
-  case OPTION_PLAIN:
-    options->tree_nodes = 1;
-    options->measured_size = false;
-    return true;
-  case OPTION_TEMPERATURE: return cli_parse_f64("temperature", optarg, 0.0, 100.0, &options->temperature);
-  case OPTION_SEED: return cli_parse_i64("seed", optarg, 0, INT64_MAX, &options->seed);
-  case OPTION_CONTEXT: return cli_parse_i64("context", optarg, 2, 1 << 24, &options->context_len);
-  case OPTION_COMPARE: options->compare = true; return true;
-  case OPTION_ATTENTION: return cli_parse_choice("attention", optarg, attentions, &options->attention);
-  case OPTION_MARK: return cli_parse_choice("mark", optarg, marks, &options->mark);
-  case OPTION_CAPTURE: options->capture_path = optarg; return true;
-  case OPTION_CAPTURE_LAYERS:
-    cli_free(options->capture_layers);
-    options->capture_layers = NULL;
-    return cli_parse_i64_list("capture-layers", optarg, 0, 511, &options->capture_layers,
-                              &options->num_capture_layers);
-  case OPTION_CAPTURE_STEP: return cli_parse_i64("capture-step", optarg, 0, INT64_MAX, &options->capture_step);
-  case OPTION_CAPTURE_LOGITS: options->with_logits = true; return true;
-  default: options->json = true; return true;
+    case 'p': options->prompt = optarg; return true;
+    case 'f': options->prompt_file = optarg; return true;
+    case 'n': return cli_parse_i64("tokens", optarg, 1, 1 << 20, &options->num_tokens);
+    case 't': return cli_parse_i64("threads", optarg, 1, 512, &options->num_threads);
+    case OPTION_RAW: options->raw = true; return true;
+    case OPTION_TREE_NODES:
+      options->measured_size = false;
+      return cli_parse_i64("tree-nodes", optarg, 1, GEN_MAX_TREE, &options->tree_nodes);
+    case OPTION_CHAIN: options->max_children = 1; return true;
+    case OPTION_PLAIN:
+      options->tree_nodes = 1;
+      options->measured_size = false;
+      return true;
+    case OPTION_TEMPERATURE: return cli_parse_f64("temperature", optarg, 0.0, 100.0, &options->temperature);
+    case OPTION_SEED: return cli_parse_i64("seed", optarg, 0, INT64_MAX, &options->seed);
+    case OPTION_CONTEXT: return cli_parse_i64("context", optarg, 2, 1 << 24, &options->context_len);
+    case OPTION_COMPARE: options->compare = true; return true;
+    case OPTION_ATTENTION: return cli_parse_choice("attention", optarg, attentions, &options->attention);
+    case OPTION_MARK: return cli_parse_choice("mark", optarg, marks, &options->mark);
+    case OPTION_CAPTURE: options->capture_path = optarg; return true;
+    case OPTION_CAPTURE_LAYERS:
+      cli_free(options->capture_layers);
+      options->capture_layers = NULL;
+      return cli_parse_i64_list("capture-layers", optarg, 0, 511, &options->capture_layers,
+                                &options->num_capture_layers);
+    case OPTION_CAPTURE_STEP: return cli_parse_i64("capture-step", optarg, 0, INT64_MAX, &options->capture_step);
+    case OPTION_CAPTURE_LOGITS: options->with_logits = true; return true;
+    default: options->json = true; return true;
   }
 }
 

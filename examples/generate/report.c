@@ -34,6 +34,12 @@ static void print_text(const gen_forward *forward, const gen_run *runs, int num_
                   100.0 * share(totals->attention_seconds, totals->seconds),
                   100.0 * share(totals->draft_seconds, totals->seconds));
   }
+  if (runs[0].cost[0] > 0.0) {
+    (void)fprintf(stderr, "cost of a step, by nodes:");
+    for (int n = 1; n <= GEN_MAX_TREE; n *= 2) {
+      (void)fprintf(stderr, " %d: %.0f ms%s", n, 1e3 * runs[0].cost[n - 1], n == GEN_MAX_TREE ? "\n" : ",");
+    }
+  }
   const double mega = 1e6;
   (void)fprintf(stderr,
                 "memory: weights %.1f MB mapped, cache %.1f MB for %" PRId64
@@ -48,11 +54,15 @@ static json_t *run_json(const gen_run *run) {
   for (int64_t t = 0; t < run->num_tokens && tokens != NULL; ++t) {
     (void)json_array_append_new(tokens, json_integer(run->tokens[t]));
   }
-  return json_pack("{s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name", run->name, "token_ids", tokens,
-                   "steps", (json_int_t)totals->num_steps, "nodes", (json_int_t)totals->num_nodes, "seconds",
-                   cli_json_real(totals->seconds), "prompt_seconds", cli_json_real(totals->prompt_seconds),
-                   "draft_seconds", cli_json_real(totals->draft_seconds), "forward_seconds",
-                   cli_json_real(totals->forward_seconds), "attention_seconds",
+  json_t *cost = json_array();
+  for (int n = 0; n < GEN_MAX_TREE && run->cost[0] > 0.0 && cost != NULL; ++n) {
+    (void)json_array_append_new(cost, cli_json_real(run->cost[n]));
+  }
+  return json_pack("{s:s, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name", run->name, "token_ids",
+                   tokens, "cost_seconds", cost, "steps", (json_int_t)totals->num_steps, "nodes",
+                   (json_int_t)totals->num_nodes, "seconds", cli_json_real(totals->seconds), "prompt_seconds",
+                   cli_json_real(totals->prompt_seconds), "draft_seconds", cli_json_real(totals->draft_seconds),
+                   "forward_seconds", cli_json_real(totals->forward_seconds), "attention_seconds",
                    cli_json_real(totals->attention_seconds), "verify_seconds", cli_json_real(totals->verify_seconds),
                    "commit_seconds", cli_json_real(totals->commit_seconds));
 }
@@ -62,10 +72,10 @@ static int print_json(const gen_forward *forward, const gen_run *runs, int num_r
   for (int r = 0; r < num_runs && list != NULL; ++r) {
     (void)json_array_append_new(list, run_json(&runs[r]));
   }
-  json_t *memory = json_pack("{s:I, s:I, s:I, s:o, s:o}", "weights_bytes", (json_int_t)forward->model->map_bytes,
-                             "cache_bytes", (json_int_t)forward->cache.bytes, "activation_bytes",
-                             (json_int_t)gen_forward_activation_bytes(forward), "plan_bytes",
-                             cli_json_real(plan_bytes(forward)), "peak_bytes", cli_json_real(peak_bytes()));
+  json_t *memory =
+      json_pack("{s:I, s:I, s:I, s:o, s:o}", "weights_bytes", (json_int_t)forward->model->map_bytes, "cache_bytes",
+                (json_int_t)forward->cache.bytes, "activation_bytes", (json_int_t)gen_forward_activation_bytes(forward),
+                "plan_bytes", cli_json_real(plan_bytes(forward)), "peak_bytes", cli_json_real(peak_bytes()));
   return cli_json_print(json_pack("{s:o, s:o}", "runs", list, "memory", memory), 2);
 }
 

@@ -215,8 +215,8 @@ treeattn_status gen_tokenizer_from_file(const struct gguf_context *file, gen_tok
   }
   const bool single_digits = strcmp(words, "smollm") == 0;
   if (!single_digits && strcmp(words, "gpt-2") != 0) {
-    return gen_fail(error, TREEATTN_ERROR_UNSUPPORTED, "the tokenizer cuts words as '%.40s': smollm and gpt-2 are served",
-                    words);
+    return gen_fail(error, TREEATTN_ERROR_UNSUPPORTED,
+                    "the tokenizer cuts words as '%.40s': smollm and gpt-2 are served", words);
   }
   if (lengths[2] != lengths[0] || lengths[0] > INT32_MAX / 4 || lengths[1] > INT32_MAX / 4) {
     return gen_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT,
@@ -232,8 +232,8 @@ treeattn_status gen_tokenizer_from_file(const struct gguf_context *file, gen_tok
   const char **merges = strings_of(file, fields[1], lengths[1]);
   const gen_vocabulary vocabulary = {(int32_t)lengths[0], tokens, gguf_get_arr_data(file, fields[2]),
                                      (int32_t)lengths[1], merges, single_digits};
-  treeattn_status status = tokens == NULL || merges == NULL ? gen_fail_memory(error)
-                                                            : gen_tokenizer_create(&vocabulary, tokenizer, error);
+  treeattn_status status =
+      tokens == NULL || merges == NULL ? gen_fail_memory(error) : gen_tokenizer_create(&vocabulary, tokenizer, error);
   if (status != TREEATTN_OK) {
     free(tokens);
     free(merges);

@@ -13,7 +13,14 @@ struct gguf_context;
 typedef struct gen_tokenizer gen_tokenizer;
 
 /* What a vocabulary says of its tokens; values as in GGUF files. */
-enum { GEN_TOKEN_NORMAL = 1, GEN_TOKEN_UNKNOWN = 2, GEN_TOKEN_CONTROL = 3, GEN_TOKEN_USER = 4, GEN_TOKEN_UNUSED = 5, GEN_TOKEN_BYTE = 6 };
+enum {
+  GEN_TOKEN_NORMAL = 1,
+  GEN_TOKEN_UNKNOWN = 2,
+  GEN_TOKEN_CONTROL = 3,
+  GEN_TOKEN_USER = 4,
+  GEN_TOKEN_UNUSED = 5,
+  GEN_TOKEN_BYTE = 6
+};
 
 /* Everything is borrowed until destroy. tokens are in the byte-level alphabet, merges are "left right". */
 typedef struct gen_vocabulary {

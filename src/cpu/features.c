@@ -8,14 +8,25 @@
 #endif
 
 #if defined(TA_HAVE_AVX2) || defined(TA_HAVE_AVX512)
+#include <cpuid.h>
+
+/* Not every compiler's __builtin_cpu_supports knows this one. What it needs of the system comes with AVX. */
+static bool cpu_has_f16c(void) {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
+}
+
 static bool cpu_has(treeattn_isa isa) {
   __builtin_cpu_init();
   if (isa == TREEATTN_ISA_AVX2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
   }
   if (isa == TREEATTN_ISA_AVX512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("f16c");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && cpu_has_f16c();
   }
   return false;
 }

@@ -14,6 +14,7 @@
 
 #include "../common.h"
 #include "../mask.h"
+#include "../order.h"
 
 /*
  * Rows of the cache that are needed next. Kernels ask the memory for some of them between tiles: asking for all at once
@@ -45,7 +46,8 @@ typedef struct ta_kernels {
   /* The same into panels: element d goes to target[(d / panel_width) * panel_stride + d % panel_width]. */
   void (*convert_panels)(treeattn_dtype dtype, const void *source, int64_t count, float *target, int64_t panel_stride);
 
-  /* s[j][r] = chain over even d of fma(qt[d][r], k[j][d], .) from zero, plus the same over odd d; r < rows (a multiple of row_vector), j < keys. */
+  /* s[j][r]: for each TA_CHANNELS channels the chain over even d of fma(qt[d][r], k[j][d], .) from zero, plus the same
+   * over odd d; such blocks added in order; r < rows (a multiple of row_vector), j < keys. */
   void (*scores)(const float *qt, int64_t ldq, int64_t rows, const float *k, int64_t ldk, int64_t keys,
                  int64_t head_dim, float *s, int64_t lds, ta_ahead *ahead);
   /* The same for 1 to few_rows rows, from cache rows: `keys` and head_dim are multiples of row_vector. */

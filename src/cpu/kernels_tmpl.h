@@ -22,7 +22,16 @@
 #include "../elementary.h"
 #include "kernels.h"
 
-#if defined(__clang__)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define INSTRUMENTED /* unrolled and instrumented, these loops take minutes to compile */
+#endif
+#endif
+
+#if defined(INSTRUMENTED)
+#define UNROLL
+#define INLINE static inline
+#elif defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define INLINE static inline __attribute__((always_inline))
 #elif defined(__GNUC__)
@@ -161,8 +170,9 @@ static void NAME(convert_panels)(treeattn_dtype dtype, const void *source, int64
 
 /* ---- scores: lanes are rows, keys are broadcast ---- */
 
+/* Channels [begin, end) of a tile of scores; the first block sets them, later ones are added. */
 INLINE void score_tile(const int vectors, const int keys, const float *qt, int64_t ldq, const float *k, int64_t ldk,
-                       int64_t head_dim, float *s, int64_t lds) {
+                       int64_t begin, int64_t end, float *s, int64_t lds) {
   vf even[SCORE_KEYS_MOST][SCORE_VECTORS];
   vf odd[SCORE_KEYS_MOST][SCORE_VECTORS];
   UNROLL
@@ -173,7 +183,7 @@ INLINE void score_tile(const int vectors, const int keys, const float *qt, int64
       odd[j][n] = v_zero();
     }
   }
-  for (int64_t d = 0; d < head_dim; d += 2) {
+  for (int64_t d = begin; d < end; d += 2) {
     vf q[SCORE_VECTORS];
     UNROLL
     for (int n = 0; n < vectors; ++n) {
@@ -204,33 +214,35 @@ INLINE void score_tile(const int vectors, const int keys, const float *qt, int64
   for (int j = 0; j < keys; ++j) {
     UNROLL
     for (int n = 0; n < vectors; ++n) {
-      v_store(s + j * lds + n * VW, v_add(even[j][n], odd[j][n]));
+      float *score = s + j * lds + n * VW;
+      const vf block = v_add(even[j][n], odd[j][n]);
+      v_store(score, begin == 0 ? block : v_add(v_load(score), block));
     }
   }
 }
 
-#define SCORE_CASE(vectors, n)                                                               \
-  case n:                                                                                    \
-    score_tile(vectors, (n) < SCORE_KEYS_MOST ? (n) : 1, qt, ldq, k, ldk, head_dim, s, lds); \
+#define SCORE_CASE(vectors, n)                                                                 \
+  case n:                                                                                      \
+    score_tile(vectors, (n) < SCORE_KEYS_MOST ? (n) : 1, qt, ldq, k, ldk, begin, end, s, lds); \
     break;
 
-#define SCORE_REST(name, vectors)                                                                             \
-  static void name(int64_t keys, const float *qt, int64_t ldq, const float *k, int64_t ldk, int64_t head_dim, \
-                   float *s, int64_t lds) {                                                                   \
-    switch (keys) {                                                                                           \
-      SCORE_CASE(vectors, 1)                                                                                  \
-      SCORE_CASE(vectors, 2)                                                                                  \
-      SCORE_CASE(vectors, 3)                                                                                  \
-      SCORE_CASE(vectors, 4)                                                                                  \
-      SCORE_CASE(vectors, 5)                                                                                  \
-      SCORE_CASE(vectors, 6)                                                                                  \
-      SCORE_CASE(vectors, 7)                                                                                  \
-      SCORE_CASE(vectors, 8)                                                                                  \
-      SCORE_CASE(vectors, 9)                                                                                  \
-      SCORE_CASE(vectors, 10)                                                                                 \
-      SCORE_CASE(vectors, 11)                                                                                 \
-      default: break;                                                                                         \
-    }                                                                                                         \
+#define SCORE_REST(name, vectors)                                                                          \
+  static void name(int64_t keys, const float *qt, int64_t ldq, const float *k, int64_t ldk, int64_t begin, \
+                   int64_t end, float *s, int64_t lds) {                                                   \
+    switch (keys) {                                                                                        \
+      SCORE_CASE(vectors, 1)                                                                               \
+      SCORE_CASE(vectors, 2)                                                                               \
+      SCORE_CASE(vectors, 3)                                                                               \
+      SCORE_CASE(vectors, 4)                                                                               \
+      SCORE_CASE(vectors, 5)                                                                               \
+      SCORE_CASE(vectors, 6)                                                                               \
+      SCORE_CASE(vectors, 7)                                                                               \
+      SCORE_CASE(vectors, 8)                                                                               \
+      SCORE_CASE(vectors, 9)                                                                               \
+      SCORE_CASE(vectors, 10)                                                                              \
+      SCORE_CASE(vectors, 11)                                                                              \
+      default: break;                                                                                      \
+    }                                                                                                      \
   }
 
 SCORE_REST(NAME(score_rest_wide), SCORE_VECTORS)
@@ -241,22 +253,25 @@ static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float
   const int64_t wide = SCORE_VECTORS * VW;
   const int64_t lines =
       lines_per_step(ahead, (rows + wide - 1) / wide * (keys / (rows < wide ? SCORE_KEYS_NARROW : SCORE_KEYS)));
-  int64_t r = 0;
-  for (; r + SCORE_VECTORS * VW <= rows; r += SCORE_VECTORS * VW) {
-    int64_t j = 0;
-    for (; j + SCORE_KEYS <= keys; j += SCORE_KEYS) {
-      ask_ahead(ahead, lines);
-      score_tile(SCORE_VECTORS, SCORE_KEYS, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
+  for (int64_t begin = 0; begin < head_dim; begin += TA_CHANNELS) {
+    const int64_t end = begin + TA_CHANNELS < head_dim ? begin + TA_CHANNELS : head_dim;
+    int64_t r = 0;
+    for (; r + SCORE_VECTORS * VW <= rows; r += SCORE_VECTORS * VW) {
+      int64_t j = 0;
+      for (; j + SCORE_KEYS <= keys; j += SCORE_KEYS) {
+        ask_ahead(ahead, lines);
+        score_tile(SCORE_VECTORS, SCORE_KEYS, qt + r, ldq, k + j * ldk, ldk, begin, end, s + j * lds + r, lds);
+      }
+      NAME(score_rest_wide)(keys - j, qt + r, ldq, k + j * ldk, ldk, begin, end, s + j * lds + r, lds);
     }
-    NAME(score_rest_wide)(keys - j, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
-  }
-  for (; r < rows; r += VW) {
-    int64_t j = 0;
-    for (; j + SCORE_KEYS_NARROW <= keys; j += SCORE_KEYS_NARROW) {
-      ask_ahead(ahead, lines);
-      score_tile(1, SCORE_KEYS_NARROW, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
+    for (; r < rows; r += VW) {
+      int64_t j = 0;
+      for (; j + SCORE_KEYS_NARROW <= keys; j += SCORE_KEYS_NARROW) {
+        ask_ahead(ahead, lines);
+        score_tile(1, SCORE_KEYS_NARROW, qt + r, ldq, k + j * ldk, ldk, begin, end, s + j * lds + r, lds);
+      }
+      NAME(score_rest_narrow)(keys - j, qt + r, ldq, k + j * ldk, ldk, begin, end, s + j * lds + r, lds);
     }
-    NAME(score_rest_narrow)(keys - j, qt + r, ldq, k + j * ldk, ldk, head_dim, s + j * lds + r, lds);
   }
 }
 
@@ -265,33 +280,46 @@ static void NAME(scores)(const float *qt, int64_t ldq, int64_t rows, const float
 /* VW keys against a few rows. The transposition is worth it because a row's lanes are then all used. */
 INLINE void score_few(const int dtype, const int rows, const float *qt, int64_t ldq, const void *const *k,
                       int64_t head_dim, float *s, int64_t lds) {
-  vf even[FEW_ROWS];
-  vf odd[FEW_ROWS];
+  vf total[FEW_ROWS];
   UNROLL
-  for (int r = 0; r < rows; ++r) {
-    even[r] = v_zero();
-    odd[r] = v_zero();
+  for (int r = 0; r < FEW_ROWS; ++r) {
+    total[r] = v_zero();
   }
-  for (int64_t d = 0; d < head_dim; d += VW) {
-    vf key[VW];
+  for (int64_t begin = 0; begin < head_dim; begin += TA_CHANNELS) {
+    const int64_t end = begin + TA_CHANNELS < head_dim ? begin + TA_CHANNELS : head_dim;
+    vf even[FEW_ROWS];
+    vf odd[FEW_ROWS];
     UNROLL
-    for (int j = 0; j < VW; ++j) {
-      key[j] = load_as(dtype, k[j], d);
+    for (int r = 0; r < rows; ++r) {
+      even[r] = v_zero();
+      odd[r] = v_zero();
     }
-    v_transpose(key);
-    UNROLL
-    for (int n = 0; n < VW; n += 2) {
+    for (int64_t d = begin; d < end; d += VW) {
+      vf key[VW];
       UNROLL
-      for (int r = 0; r < rows; ++r) {
-        even[r] = v_fma(v_set1(qt[(d + n) * ldq + r]), key[n], even[r]);
-        odd[r] = v_fma(v_set1(qt[(d + n + 1) * ldq + r]), key[n + 1], odd[r]);
+      for (int j = 0; j < VW; ++j) {
+        key[j] = load_as(dtype, k[j], d);
       }
+      v_transpose(key);
+      UNROLL
+      for (int n = 0; n < VW; n += 2) {
+        UNROLL
+        for (int r = 0; r < rows; ++r) {
+          even[r] = v_fma(v_set1(qt[(d + n) * ldq + r]), key[n], even[r]);
+          odd[r] = v_fma(v_set1(qt[(d + n + 1) * ldq + r]), key[n + 1], odd[r]);
+        }
+      }
+    }
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const vf block = v_add(even[r], odd[r]);
+      total[r] = begin == 0 ? block : v_add(total[r], block);
     }
   }
   vf row[VW];
   UNROLL
   for (int r = 0; r < VW; ++r) {
-    row[r] = r < rows ? v_add(even[r < FEW_ROWS ? r : 0], odd[r < FEW_ROWS ? r : 0]) : v_zero();
+    row[r] = r < rows ? total[r < FEW_ROWS ? r : 0] : v_zero();
   }
   v_transpose(row);
   UNROLL

@@ -54,13 +54,17 @@ static int64_t slot_of(const ta_request *request, const int32_t *slots, int64_t 
 /* The score of one key in units of log2. */
 static float score(const treeattn_plan *plan, const ta_query_scale *scale, const float *query, const float *key,
                    float bias) {
-  float even = 0.0f;
-  float odd = 0.0f;
-  for (int64_t d = 0; d < plan->head_dim; d += 2) {
-    even = fmaf(query[d], key[d], even);
-    odd = fmaf(query[d + 1], key[d + 1], odd);
+  float t = 0.0f;
+  for (int64_t begin = 0; begin < plan->head_dim; begin += TA_CHANNELS) {
+    const int64_t end = ta_min_i64(begin + TA_CHANNELS, plan->head_dim);
+    float even = 0.0f;
+    float odd = 0.0f;
+    for (int64_t d = begin; d < end; d += 2) {
+      even = fmaf(query[d], key[d], even);
+      odd = fmaf(query[d + 1], key[d + 1], odd);
+    }
+    t = begin == 0 ? even + odd : t + (even + odd);
   }
-  float t = even + odd;
   if (scale->cap > 0.0f) {
     t = scale->cap * ta_tanh(t);
   }

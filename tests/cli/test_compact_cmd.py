@@ -168,7 +168,7 @@ def test_in_place_and_verbose(tmp_path):
     write_safetensors(file, [("k", k)])
     result = compact(file, "-o", file, "--prefix-len", 2, "--path", "0,2,3", "--verbose")
     assert result.returncode == 0
-    assert "1 tensors: 2 rows of each head moved in 1 moves; tokens 0 to 4" in result.stderr
+    assert "tensors: 1, rows moved in each head: 2, moves: 1; tokens 0 to 4 are in place" in result.stderr
     assert same_bytes(load_file(file)["k"], moved(k, 2, [0, 2, 3]))
     assert [entry.name for entry in tmp_path.iterdir()] == ["cache.safetensors"]
 

@@ -96,8 +96,8 @@ def random_row(rng, vocabulary):
 # ---- greedy ----
 
 def test_capture_gives_the_path_in_its_metadata(cli):
-    _, metadata = tensorfile.read(CAPTURE), json.loads(CAPTURE.read_bytes()[8:8 + int.from_bytes(
-        CAPTURE.read_bytes()[:8], "little")])["__metadata__"]
+    content = CAPTURE.read_bytes()
+    metadata = json.loads(content[8:8 + int.from_bytes(content[:8], "little")])["__metadata__"]
     done = cli("verify", CAPTURE, "--method", "greedy")
     assert done.status == 0, done.err
     result = json.loads(done.out)

@@ -12,7 +12,8 @@
 static const char help[] =
     "Usage: treeattn-generate-check [OPTION]... MODEL.gguf PROMPT...\n"
     "Decodes each prompt file greedily with trees and compares with plain decoding on one thread: token ids, and all\n"
-    "logits of every row that an accepted token or the last token came from. Trees are always full: where the drafters\n"
+    "logits of every row that an accepted token or the last token came from. Trees are always full: where the "
+    "drafters\n"
     "have too few candidates, arbitrary tokens fill them. Text ends do not end the decoding.\n"
     "\n"
     "  -n, --tokens N       decode N tokens of each prompt (128)\n"
@@ -228,33 +229,37 @@ enum { OPTION_TREES = 256, OPTION_THREADS, OPTION_ATTENTION, OPTION_UNFILLED, OP
 
 int main(int argc, char **argv) {
   static const struct option long_options[] = {
-      {"tokens", required_argument, NULL, 'n'},          {"trees", required_argument, NULL, OPTION_TREES},
-      {"threads", required_argument, NULL, OPTION_THREADS}, {"attention", required_argument, NULL, OPTION_ATTENTION},
-      {"unfilled", no_argument, NULL, OPTION_UNFILLED},  {"verbose", no_argument, NULL, OPTION_VERBOSE},
-      {"help", no_argument, NULL, 'h'},                  {NULL, 0, NULL, 0},
+      {"tokens", required_argument, NULL, 'n'},
+      {"trees", required_argument, NULL, OPTION_TREES},
+      {"threads", required_argument, NULL, OPTION_THREADS},
+      {"attention", required_argument, NULL, OPTION_ATTENTION},
+      {"unfilled", no_argument, NULL, OPTION_UNFILLED},
+      {"verbose", no_argument, NULL, OPTION_VERBOSE},
+      {"help", no_argument, NULL, 'h'},
+      {NULL, 0, NULL, 0},
   };
   static const char *const attentions[] = {"tree", "ggml-flash", "ggml-softmax", NULL};
   static int64_t default_trees[] = {1, 4, 8, 16, 32, 64};
   static int64_t default_threads[] = {1, 2};
-  checker check = {.num_tokens = 128, .trees = default_trees, .num_trees = 6, .threads = default_threads,
-                   .num_threads = 2};
+  checker check = {
+      .num_tokens = 128, .trees = default_trees, .num_trees = 6, .threads = default_threads, .num_threads = 2};
   cli_set_command("generate-check");
   int option = 0;
   bool good = true;
   while (good && (option = getopt_long(argc, argv, "n:h", long_options, NULL)) != -1) {
     switch (option) {
-    case 'n': good = cli_parse_i64("tokens", optarg, 1, 1 << 14, &check.num_tokens); break;
-    case OPTION_TREES:
-      good = cli_parse_i64_list("trees", optarg, 1, GEN_MAX_TREE, &check.trees, &check.num_trees);
-      break;
-    case OPTION_THREADS:
-      good = cli_parse_i64_list("threads", optarg, 1, 512, &check.threads, &check.num_threads);
-      break;
-    case OPTION_ATTENTION: good = cli_parse_choice("attention", optarg, attentions, &check.attention); break;
-    case OPTION_UNFILLED: check.unfilled = true; break;
-    case OPTION_VERBOSE: check.verbose = true; break;
-    case 'h': (void)fputs(help, stdout); return cli_finish(CLI_OK);
-    default: return cli_try_help();
+      case 'n': good = cli_parse_i64("tokens", optarg, 1, 1 << 14, &check.num_tokens); break;
+      case OPTION_TREES:
+        good = cli_parse_i64_list("trees", optarg, 1, GEN_MAX_TREE, &check.trees, &check.num_trees);
+        break;
+      case OPTION_THREADS:
+        good = cli_parse_i64_list("threads", optarg, 1, 512, &check.threads, &check.num_threads);
+        break;
+      case OPTION_ATTENTION: good = cli_parse_choice("attention", optarg, attentions, &check.attention); break;
+      case OPTION_UNFILLED: check.unfilled = true; break;
+      case OPTION_VERBOSE: check.verbose = true; break;
+      case 'h': (void)fputs(help, stdout); return cli_finish(CLI_OK);
+      default: return cli_try_help();
     }
   }
   if (!good) {

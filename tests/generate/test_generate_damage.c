@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The risk that a damaged, cut or foreign model file crashes the loader, or is taken for a good one. */
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS under -std=c11 */
+#endif
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -201,9 +205,12 @@ static void test_paths(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_good_file_opens),          cmocka_unit_test(test_every_cut_is_refused),
-      cmocka_unit_test(test_random_damage_ends_in_an_answer), cmocka_unit_test(test_foreign_files_are_named),
-      cmocka_unit_test(test_types_that_are_not_served), cmocka_unit_test(test_paths),
+      cmocka_unit_test(test_good_file_opens),
+      cmocka_unit_test(test_every_cut_is_refused),
+      cmocka_unit_test(test_random_damage_ends_in_an_answer),
+      cmocka_unit_test(test_foreign_files_are_named),
+      cmocka_unit_test(test_types_that_are_not_served),
+      cmocka_unit_test(test_paths),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

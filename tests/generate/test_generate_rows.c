@@ -119,8 +119,9 @@ static void check_rows(const char *architecture, int64_t window, enum ggml_type 
 
 static void test_rows_of_every_type(void **state) {
   (void)state;
-  static const enum ggml_type types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0,
-                                         GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+  static const enum ggml_type types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
+                                         GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K,
+                                         GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
   for (size_t t = 0; t < sizeof types / sizeof types[0]; ++t) {
     check_rows("llama", 0, types[t]);
   }

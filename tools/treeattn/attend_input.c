@@ -24,8 +24,8 @@ static bool is_required(attend_role role) {
   return role == ATTEND_Q || role == ATTEND_K || role == ATTEND_V;
 }
 
-/* With --layer the tensor of that layer; what all layers share may also go without the prefix, and so may any tensor in a
- * file of its own. */
+/* With --layer the tensor of that layer; what all layers share may also go without the prefix, and so may any tensor
+ * in a file of its own. */
 static place find_place(const attend_source *source, const attend_input *input, attend_role role) {
   place found = {.file = input->files[role]};
   const bool own_file = found.file != NULL;
@@ -184,7 +184,8 @@ static bool get_extras(const attend_source *source, attend_input *input) {
   return true;
 }
 
-/* A mask ties prefix and length together (its rows are the last slots); a tree leaves room for slots that hold nothing. */
+/* A mask ties prefix and length together (its rows are the last slots); a tree leaves room for slots that hold
+ * nothing. */
 static bool set_lengths(const attend_source *source, attend_input *input) {
   treeattn_request *request = &input->request;
   const int64_t num_nodes = input->num_nodes, capacity = input->kv_capacity;

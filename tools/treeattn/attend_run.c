@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hands out a plan's tasks one by one, as an engine with threads of its own would, and counts them for a progress bar. */
+/* Hands out a plan's tasks one by one, as an engine with threads of its own would, and counts them for a progress
+ * bar. */
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* pthread_self under -std=c11 */
 #endif

@@ -87,7 +87,8 @@ void *check_encode_mask(const problem *p, check_encoding encoding, treeattn_requ
           } else if (is_bool) {
             ((uint8_t *)memory)[i * stride + column] = seen ? (uint8_t)(1 + column % 255) : 0;
           } else if (!seen) {
-            ((uint8_t *)memory)[i * stride + column / 8] &= (uint8_t) ~(1u << column % 8);
+            uint8_t *byte = (uint8_t *)memory + i * stride + column / 8;
+            *byte = (uint8_t)(*byte & ~(1u << column % 8));
           }
         }
       }

@@ -227,7 +227,8 @@ static int check_accuracy(check_context *c, const problem *p, const answers *a) 
   double difference = 0.0;
   double norm = 0.0;
   double magnitude = 0.0;
-  double lse_error = 0.0;
+  double lse_difference = 0.0;
+  double lse_norm = 0.0;
   if (scores == NULL || expected == NULL) {
     cli_free(scores);
     cli_free(expected);
@@ -243,13 +244,15 @@ static int check_accuracy(check_context *c, const problem *p, const answers *a) 
       difference += x * x;
       norm += expected[d] * expected[d];
     }
-    const double x = fabs((double)a->lse[row] - lse) / fmax(1.0, fabs(lse));
+    /* An lse is a sum of scores of this size; near zero its relative error means nothing. */
+    const double x = fabs((double)a->lse[row] - lse) / fmax(1.0, fmax(fabs(lse), largest));
     lse_error = !(x <= lse_error) ? x : lse_error;
   }
   cli_free(scores);
   cli_free(expected);
   const double bound = fmax(2e-6, magnitude * 0x1p-23);
   const double error = sqrt(difference / norm);
+  const double lse_error = sqrt(lse_difference / lse_norm);
   const double worse = !(error >= lse_error) ? lse_error : error;
   check_count(c, CHECK_ACCURACY, error <= bound, "%s: relative error %.2e, scores up to %.0f", c->trial, error,
               magnitude);

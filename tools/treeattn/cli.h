@@ -20,8 +20,8 @@ enum {
 };
 
 /*
- * A subcommand is `int cmd_<name>(int argc, char **argv)` and returns an exit status. argv[0] is "treeattn <name>", so that
- * getopt_long's own messages come out right; after one of them ('?' or ':') return cli_try_help().
+ * A subcommand is `int cmd_<name>(int argc, char **argv)` and returns an exit status. argv[0] is "treeattn <name>",
+ * so that getopt_long's own messages come out right; after one of them ('?' or ':') return cli_try_help().
  */
 int cmd_attend(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
@@ -61,8 +61,9 @@ int cli_finish(int status);
 
 /* ---- options ---------------------------------------------------------------------------------------------- */
 
-/* Each parses the whole of `text` or reports "option --name: ..." as a usage error and returns false, leaving *value alone.
- * `option` is the option's name without dashes. Decimal only; blanks, empty text, overflow and NaN are errors. */
+/* Each parses the whole of `text` or reports "option --name: ..." as a usage error and returns false, leaving *value
+ * alone. `option` is the option's name without dashes. Decimal only; blanks, empty text, overflow and NaN are
+ * errors. */
 bool cli_parse_i64(const char *option, const char *text, int64_t minimum, int64_t maximum, int64_t *value);
 bool cli_parse_f64(const char *option, const char *text, double minimum, double maximum, double *value);
 /* `choices` ends with NULL; *index becomes the place of the choice that equals `text`. */
@@ -73,7 +74,8 @@ bool cli_parse_i64_list(const char *option, const char *text, int64_t minimum, i
 
 /* ---- memory ----------------------------------------------------------------------------------------------- */
 
-/* As malloc, but a size of 0 gives a valid pointer, and num * size cannot wrap. NULL when out of memory, without a message. */
+/* As malloc, but a size of 0 gives a valid pointer, and num * size cannot wrap. NULL when out of memory, without a
+ * message. */
 void *cli_malloc(size_t bytes);
 void *cli_malloc_array(size_t num, size_t size);
 void *cli_realloc_array(void *pointer, size_t num, size_t size);

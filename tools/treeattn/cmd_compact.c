@@ -275,8 +275,8 @@ static int move_rows(const compact_options *options, io_file *file, const compac
     treeattn_commit_plan_info info = TREEATTN_COMMIT_PLAN_INFO_INIT;
     if (treeattn_commit_plan_get_info(plan, &info, &error) == TREEATTN_OK) {
       (void)fprintf(stderr,
-                    "treeattn compact: %zu tensors: %" PRId64 " rows of each head moved in %" PRId64
-                    " moves; tokens 0 to %" PRId64 " are in place\n",
+                    "treeattn compact: tensors: %zu, rows moved in each head: %" PRId64 ", moves: %" PRId64
+                    "; tokens 0 to %" PRId64 " are in place\n",
                     num_tensors, info.num_rows, info.num_moves, options->prefix_len + (int64_t)options->path_len - 1);
     }
   }

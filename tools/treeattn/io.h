@@ -57,16 +57,16 @@ typedef struct io_tensor {
   size_t file_offset; /* where the bytes begin in a .safetensors or .npy file */
 } io_tensor;
 
-/* For main, once: an input file that shrinks while it is mapped, or a limit on the size of files, ends the command with a
- * message and without a trace of a half-written output. */
+/* For main, once: an input file that shrinks while it is mapped, or a limit on the size of files, ends the command
+ * with a message and without a trace of a half-written output. */
 void io_guard_signals(void);
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */
 
 typedef struct io_file io_file;
 
-/* The format follows from the extension, or from the first bytes where the extension says nothing. Tensors of an .npz are
- * named without ".npy"; the one tensor of an .npy is named `npy_name`, or after the file if that is NULL
+/* The format follows from the extension, or from the first bytes where the extension says nothing. Tensors of an .npz
+ * are named without ".npy"; the one tensor of an .npy is named `npy_name`, or after the file if that is NULL
  * (dir/q.npy: "q"). Close with io_close. */
 bool io_open(const char *path, const char *npy_name, io_file **file);
 void io_close(io_file *file); /* NULL is legal */
@@ -85,8 +85,8 @@ const char *io_metadata_key(const io_file *file, size_t index);
 const char *io_metadata_value(const io_file *file, size_t index);
 
 /*
- * Checked access. `dtypes` is a set of io_dtype. `shape` has num_dims entries; an entry of IO_FREE accepts any length (read it
- * from the tensor). num_dims -1 accepts any shape. A mismatch reads like
+ * Checked access. `dtypes` is a set of io_dtype. `shape` has num_dims entries; an entry of IO_FREE accepts any length
+ * (read it from the tensor). num_dims -1 accepts any shape. A mismatch reads like
  *
  *     code.safetensors: tensor 'k': expected f32, f16 or bf16 [3][*][64], found i32 [3][1111][64]
  *
@@ -98,8 +98,8 @@ bool io_get(const io_file *file, const char *name, unsigned dtypes, int num_dims
 bool io_get_optional(const io_file *file, const char *name, unsigned dtypes, int num_dims, const int64_t *shape,
                      const io_tensor **tensor);
 
-/* The same with the elements converted where needed into memory that the file owns. i32 accepts every integer type (a value
- * that does not fit is an error that names index and value); f32 accepts f64 (rounded), f32, f16 and bf16.
+/* The same with the elements converted where needed into memory that the file owns. i32 accepts every integer type (a
+ * value that does not fit is an error that names index and value); f32 accepts f64 (rounded), f32, f16 and bf16.
  * *tensor (may be NULL) gives the shape; its dtype is that of the file. For *_optional, *values is NULL if absent. */
 bool io_get_i32(io_file *file, const char *name, int num_dims, const int64_t *shape, const io_tensor **tensor,
                 const int32_t **values);
@@ -118,9 +118,10 @@ bool io_convert_f32(const io_tensor *tensor, float *values);
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
 /*
- * Collects tensors and writes them in one go: to a temporary file in the folder of `path`, synced, then renamed over it. After a
- * failure, and after SIGINT or SIGTERM, `path` is as it was and no temporary file is left. The extension chooses the format:
- * .safetensors, .npz, or .npy (exactly one tensor). It may be the path of a file that is still open for reading.
+ * Collects tensors and writes them in one go: to a temporary file in the folder of `path`, synced, then renamed over
+ * it. After a failure, and after SIGINT or SIGTERM, `path` is as it was and no temporary file is left. The extension
+ * chooses the format: .safetensors, .npz, or .npy (exactly one tensor). It may be the path of a file that is still
+ * open for reading.
  */
 typedef struct io_writer io_writer;
 
@@ -141,8 +142,8 @@ bool io_writer_check_path(const char *path);
 /* Whether the extension is .npy, which holds one tensor. */
 bool io_path_is_npy(const char *path);
 
-/* Writes the file again with the bytes of some tensors replaced (same shape and type) and everything else, a safetensors header
- * included, byte for byte as it was. The output's format must be the input's. */
+/* Writes the file again with the bytes of some tensors replaced (same shape and type) and everything else, a
+ * safetensors header included, byte for byte as it was. The output's format must be the input's. */
 typedef struct io_replacement {
   const io_tensor *tensor; /* one of the file's */
   const void *data;        /* tensor->bytes of them */

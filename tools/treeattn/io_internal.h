@@ -111,9 +111,11 @@ struct io_writer {
 
 /* Gives each item its place in the data of a safetensors file. False when the data would not fit in 63 bits. */
 bool io_writer_place(io_writer *writer, size_t *data_bytes);
-/* The header of an array, magic and padding included, from cli_malloc. False when the type has none, or out of memory. */
+/* The header of an array, magic and padding included, from cli_malloc. False when the type has none, or out of
+ * memory. */
 bool io_npy_header(const io_tensor *tensor, unsigned char **header, size_t *num_bytes, io_reason *reason);
-/* The header with its length, from cli_malloc, for items that have been placed. Names stay in the order they were added in. */
+/* The header with its length, from cli_malloc, for items that have been placed. Names stay in the order they were
+ * added in. */
 bool io_safetensors_header(const io_writer *writer, unsigned char **header, size_t *num_bytes, io_reason *reason);
 /* A whole archive, from cli_malloc. */
 bool io_npz_pack(const io_writer *writer, unsigned char **archive, size_t *num_bytes, io_reason *reason);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The .npy format, versions 1 to 3: its header is a Python dictionary, of which only the one shape it can have is read. */
+/* The .npy format, versions 1 to 3: its header is a Python dictionary, of which only the one shape it can have is
+ * read. */
 #include "io_internal.h"
 
 #include <inttypes.h>

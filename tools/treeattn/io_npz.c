@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The .npz format: a zip archive of .npy members, read with the sizes it declares held against the sizes it can have. */
+/* The .npz format: a zip archive of .npy members, read with the sizes it declares held against the sizes it can
+ * have. */
 #include "io_internal.h"
 
 #include <inttypes.h>
@@ -186,8 +187,8 @@ static bool member_bytes(const io_tensor *tensor, const void *data, unsigned cha
   return true;
 }
 
-/* Adds a member, or exchanges the one at `index` (>= 0), stored and with a fixed time, so that equal data gives equal files.
- * The bytes must live until the archive is closed. */
+/* Adds a member, or exchanges the one at `index` (>= 0), stored and with a fixed time, so that equal data gives equal
+ * files. The bytes must live until the archive is closed. */
 static bool put_member(zip_t *archive, const char *name, int64_t index, const unsigned char *bytes, size_t num_bytes,
                        io_reason *reason) {
   zip_source_t *source = zip_source_buffer(archive, bytes, num_bytes, 0);

@@ -162,7 +162,8 @@ static int compare_places(const void *left, const void *right) {
   return (a->bytes > b->bytes) - (a->bytes < b->bytes);
 }
 
-/* The tensors must tile the data: bytes that belong to none could hide something, bytes of two are a fault of the writer. */
+/* The tensors must tile the data: bytes that belong to none could hide something, bytes of two are a fault of the
+ * writer. */
 static bool check_tiling(const io_file *file, const unsigned char *data, size_t data_bytes, io_reason *reason) {
   const io_tensor **order = cli_malloc_array(file->num_tensors, sizeof *order);
   if (order == NULL) {

@@ -214,8 +214,8 @@ static const void *replaced_data(const io_tensor *tensor, const io_replacement *
   return NULL;
 }
 
-/* The file's bytes in order, with each replaced stretch taken from its replacement. Tensors tile the data, so that going
- * from one stretch to the next by place visits each once. */
+/* The file's bytes in order, with each replaced stretch taken from its replacement. Tensors tile the data, so that
+ * going from one stretch to the next by place visits each once. */
 static bool write_replaced_bytes(const io_file *file, const io_replacement *replacements, size_t num_replacements,
                                  io_output *output) {
   io_output_expect(output, file->num_bytes);
