@@ -244,9 +244,8 @@ static int check_accuracy(check_context *c, const problem *p, const answers *a) 
       difference += x * x;
       norm += expected[d] * expected[d];
     }
-    /* An lse is a sum of scores of this size; near zero its relative error means nothing. */
-    const double x = fabs((double)a->lse[row] - lse) / fmax(1.0, fmax(fabs(lse), largest));
-    lse_error = !(x <= lse_error) ? x : lse_error;
+    lse_difference += ((double)a->lse[row] - lse) * ((double)a->lse[row] - lse);
+    lse_norm += fmax(1.0, lse * lse); /* a logarithm near 0 has no relative error to speak of */
   }
   cli_free(scores);
   cli_free(expected);
