@@ -25,7 +25,8 @@ def hardware():
     for line in run("lscpu").splitlines():
         key, _, value = line.partition(":")
         fields[key.strip()] = value.strip()
-    wanted = ("Model name", "CPU family", "Model", "Stepping", "CPU(s)", "Thread(s) per core", "L1d cache", "L2 cache", "L3 cache", "Hypervisor vendor")
+    wanted = ("Model name", "CPU family", "Model", "Stepping", "CPU(s)", "Thread(s) per core", "L1d cache", "L2 cache",
+              "L3 cache", "Hypervisor vendor")
     found = {key: fields[key] for key in wanted if key in fields}
     memory = re.search(r"MemTotal:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text())
     if memory:
@@ -56,7 +57,8 @@ def table(results):
         seed = w.get("seed")
         rows.append([
             w["name"], w["heads"], w["kv_heads"], w["head_dim"], w["nodes"], w["kv_len"], w["kv_dtype"],
-            f"{w['library']['median_ms']:.2f}", f"{w['library']['min_ms']:.2f}", f"{w['floor_ms']:.2f} ({w['floor_kind']})",
+            f"{w['library']['median_ms']:.2f}", f"{w['library']['min_ms']:.2f}",
+            f"{w['floor_ms']:.2f} ({w['floor_kind']})",
             f"{100 * w['share_of_floor']:.0f} %", f"{w['gb_per_s']:.1f}", f"{w['gflop_per_s']:.0f}",
             f"{seed['median_ms']:.2f}" if seed else "–", f"{w['seed_ratio']:.2f}" if seed else "–",
             f"{w['plan_us']:.1f}", f"{w['scratch_bytes'] / 1e6:.2f}", f"{w['error']:.1e}",
@@ -89,7 +91,8 @@ def main():
     lines = [
         f"# {results['cpu']}, {results['threads']} threads, {results['workloads'][0]['isa']}", "",
         f"treeattn {results['version']}, commit {results['commit']}, {results['compiler']}.  ",
-        f"`{shlex.join(command)}`; median of {results['repeat']} runs, library and seed's algorithm ({results['seed_isa']}) in turn.  ",
+        f"`{shlex.join(command)}`; median of {results['repeat']} runs, library and seed's algorithm "
+        f"({results['seed_isa']}) in turn.  ",
         f"Measured in the same run ({results['peak_instructions']}): {results['peak_gflop_per_s']:.0f} GFLOP/s, "
         f"{results['peak_gexp_per_s']:.1f} Gexp/s, {results['memory_gb_per_s']:.1f} GB/s read from memory.  ",
         "; ".join(f"{key}: {value}" for key, value in results["hardware"].items()) + ".", "",

@@ -12,6 +12,10 @@ typedef struct command {
   const char *summary;
 } command;
 
+#ifdef TREEATTN_WITH_GENERATE
+int cmd_generate(int argc, char **argv); /* examples/generate */
+#endif
+
 static const command commands[] = {
     {"attend", cmd_attend, "attend all nodes of a draft tree, from tensor file to tensor file"},
     {"tree", cmd_tree, "make, read and draw draft trees"},
@@ -20,6 +24,9 @@ static const command commands[] = {
     {"check", cmd_check, "test the library's promises on this machine"},
     {"bench", cmd_bench, "measure speed beside this machine's limits"},
     {"info", cmd_info, "show what this build and this machine can do"},
+#ifdef TREEATTN_WITH_GENERATE
+    {"generate", cmd_generate, "continue a text with a language model and draft trees"},
+#endif
 };
 static const size_t num_commands = sizeof commands / sizeof commands[0];
 
