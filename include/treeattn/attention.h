@@ -170,8 +170,8 @@ typedef struct treeattn_plan_args {
 
   treeattn_mode mode;
   treeattn_isa isa;
-  int64_t
-      num_workers; /* how many tasks run at once, at most 1024. 0: 1. Changes scratch and tasks, never a bit of the result */
+  /* How many tasks run at once, at most 1024. 0: 1. Changes scratch and tasks, never a bit of the result. */
+  int64_t num_workers;
 } treeattn_plan_args;
 
 #ifdef __cplusplus
@@ -256,8 +256,8 @@ typedef struct treeattn_run_args {
   size_t k_bytes;
   const void *v; /* may overlap k (MLA) */
   size_t v_bytes;
-  const float
-      *sinks; /* [num_heads], or NULL for none. -infinity: no sink for this head. NaN and magnitudes above 2^127 are errors */
+  /* [num_heads], or NULL for none. -infinity: no sink for this head. NaN and magnitudes above 2^127 are errors. */
+  const float *sinks;
   size_t sinks_bytes;
   void *out; /* overlaps none of the inputs */
   size_t out_bytes;

@@ -12,10 +12,10 @@
 #ifndef TREEATTN_TREEATTN_H
 #define TREEATTN_TREEATTN_H
 
-#include <treeattn/base.h>
-#include <treeattn/tree.h>
 #include <treeattn/attention.h>
-#include <treeattn/verify.h>
+#include <treeattn/base.h>
 #include <treeattn/commit.h>
+#include <treeattn/tree.h>
+#include <treeattn/verify.h>
 
 #endif

@@ -45,7 +45,8 @@ int main(void) {
   treeattn_error error;
   treeattn_plan *plan = NULL;
   treeattn_plan_info info = TREEATTN_PLAN_INFO_INIT;
-  if (treeattn_plan_create(&args, &plan, &error) != TREEATTN_OK || treeattn_plan_get_info(plan, &info, &error) != TREEATTN_OK) {
+  if (treeattn_plan_create(&args, &plan, &error) != TREEATTN_OK ||
+      treeattn_plan_get_info(plan, &info, &error) != TREEATTN_OK) {
     fprintf(stderr, "plan: %s\n", error.message);
     return 1;
   }
