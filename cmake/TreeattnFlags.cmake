@@ -4,7 +4,7 @@
 # Same bits on every machine: an expression is never contracted into a fused multiply-add behind our back, and no fast-math.
 add_library(ta_flags INTERFACE)
 target_compile_options(ta_flags INTERFACE -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion
-                       -Wno-missing-field-initializers -Werror=implicit-function-declaration)
+                       -Werror=implicit-function-declaration)
 if(TREEATTN_WERROR)
   target_compile_options(ta_flags INTERFACE -Werror)
 endif()

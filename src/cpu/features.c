@@ -9,14 +9,22 @@
 
 #if defined(TA_HAVE_AVX2) || defined(TA_HAVE_AVX512)
 #include <cpuid.h>
+#include <stdatomic.h>
 
 /* Not every compiler's __builtin_cpu_supports knows this one. What it needs of the system comes with AVX. */
 static bool cpu_has_f16c(void) {
+  static _Atomic int known = 0; /* asking takes microseconds in a virtual machine, and each plan asks */
+  const int answer = atomic_load_explicit(&known, memory_order_relaxed);
+  if (answer != 0) {
+    return answer == 1;
+  }
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
+  const bool has = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
+  atomic_store_explicit(&known, has ? 1 : 2, memory_order_relaxed);
+  return has;
 }
 
 static bool cpu_has(treeattn_isa isa) {

@@ -75,7 +75,7 @@ static bool random_request(check_context *c, int trial, problem *p) {
   static const int64_t dims[] = {8, 32, 64, 80, 96, 128, 192, 256};
   static const int64_t ratios[] = {1, 2, 3, 5, 8};
   static const int64_t prefixes[] = {0, 1, 15, 16, 17, 63, 64, 65, 127, 255, 257, 511, 512, 513, 640, 1023, 1024, 1025};
-  static const int64_t long_prefixes[] = {4095, 4096, 4097, 5000, 8190, 8200};
+  static const int64_t long_prefixes[] = {20000, 4097, 8191, 9300, 16385, 8192};
   static const int64_t nodes[] = {1, 2, 3, 7, 16, 17, 24, 33};
   problem sizes = {.kv_dtype = (treeattn_dtype)(TREEATTN_F32 + trial % 3)};
   sizes.num_nodes = nodes[problem_random_below(&c->random, c->quick ? 6 : 8)];
@@ -93,7 +93,8 @@ static bool random_request(check_context *c, int trial, problem *p) {
   sizes.kv_capacity = sizes.prefix_len + sizes.num_nodes;
   sizes.scale = (float)(1.0 / sqrt((double)sizes.head_dim));
   sizes.softcap = trial % 5 == 2 ? 5.0f : 0.0f;
-  sizes.window = trial % 3 == 2 ? 1 + problem_random_below(&c->random, sizes.prefix_len + 4) : 0;
+  const bool has_window = trial % 9 == 8 ? trial / 9 % 3 == 1 : trial % 3 == 2;
+  sizes.window = has_window ? 1 + problem_random_below(&c->random, sizes.prefix_len + 4) : 0;
   int32_t parents[64];
   const int64_t shape = problem_random_below(&c->random, 5);
   for (int64_t i = 0; i < sizes.num_nodes; i++) {
