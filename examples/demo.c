@@ -113,8 +113,8 @@ static bool print_figures(const demo_figures *f, size_t num_layers) {
          DEMO_REPEATS);
   printf("  the tree in one call                %8.3f ms                       %.1e\n", f->tree_seconds / layers * 1e3,
          f->tree_error);
-  printf("  its paths, token by token           %8.3f ms  %5.1f times as long   the same bits\n",
-         f->path_seconds / layers * 1e3, f->path_seconds / f->tree_seconds);
+  printf("  its paths, token by token           %8.3f ms  %5.1f times as long   %s\n", f->path_seconds / layers * 1e3,
+         f->path_seconds / f->tree_seconds, same ? "the same bits" : "OTHER BITS");
   printf("  the seed's algorithm                %8.3f ms  %5.1f times as long   %.1e\n", f->seed_seconds / layers * 1e3,
          f->seed_seconds / f->tree_seconds, f->seed_error);
   return same && isolated;

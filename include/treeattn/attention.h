@@ -175,8 +175,12 @@ typedef struct treeattn_plan_args {
 } treeattn_plan_args;
 
 #ifdef __cplusplus
-#define TREEATTN_PLAN_ARGS_INIT \
-  { sizeof(treeattn_plan_args) }
+static inline treeattn_plan_args treeattn_plan_args_init(void) {
+  treeattn_plan_args value = treeattn_plan_args();
+  value.struct_size = sizeof value;
+  return value;
+}
+#define TREEATTN_PLAN_ARGS_INIT treeattn_plan_args_init()
 #else
 #define TREEATTN_PLAN_ARGS_INIT \
   { .struct_size = sizeof(treeattn_plan_args) }
@@ -218,8 +222,12 @@ typedef struct treeattn_plan_info {
 } treeattn_plan_info;
 
 #ifdef __cplusplus
-#define TREEATTN_PLAN_INFO_INIT \
-  { sizeof(treeattn_plan_info) }
+static inline treeattn_plan_info treeattn_plan_info_init(void) {
+  treeattn_plan_info value = treeattn_plan_info();
+  value.struct_size = sizeof value;
+  return value;
+}
+#define TREEATTN_PLAN_INFO_INIT treeattn_plan_info_init()
 #else
 #define TREEATTN_PLAN_INFO_INIT \
   { .struct_size = sizeof(treeattn_plan_info) }
@@ -269,8 +277,12 @@ typedef struct treeattn_run_args {
 } treeattn_run_args;
 
 #ifdef __cplusplus
-#define TREEATTN_RUN_ARGS_INIT \
-  { sizeof(treeattn_run_args) }
+static inline treeattn_run_args treeattn_run_args_init(void) {
+  treeattn_run_args value = treeattn_run_args();
+  value.struct_size = sizeof value;
+  return value;
+}
+#define TREEATTN_RUN_ARGS_INIT treeattn_run_args_init()
 #else
 #define TREEATTN_RUN_ARGS_INIT \
   { .struct_size = sizeof(treeattn_run_args) }
