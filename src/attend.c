@@ -42,6 +42,10 @@ treeattn_status treeattn_attend_check(const treeattn_plan *plan, const treeattn_
     return FAIL_ARGUMENT("struct_size is %zu: must be sizeof(treeattn_run_args), %zu; use TREEATTN_RUN_ARGS_INIT",
                          run->struct_size, sizeof(treeattn_run_args));
   }
+  if (plan->backend != TREEATTN_BACKEND_CPU) {
+    return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED, "backend is %d: this plan is not for treeattn_attend",
+                   (int)plan->backend);
+  }
   const struct {
     const char *name;
     const void *data;
@@ -120,7 +124,7 @@ static void run_task(const treeattn_plan *plan, const treeattn_run_args *run, in
 
 void treeattn_attend_task(const treeattn_plan *plan, const treeattn_run_args *run, int stage, int64_t task,
                           int64_t worker) {
-  if (worker < 0 || worker >= plan->num_workers) {
+  if (worker < 0 || worker >= plan->num_workers || plan->backend != TREEATTN_BACKEND_CPU) {
     return;
   }
   fenv_t environment;

@@ -17,10 +17,16 @@
 #define TA_HIDDEN
 #endif
 
+#ifdef __cplusplus
+extern "C" {
+#endif
 /* Fills *error (if not NULL) with a one-line message and returns `status`, so that checks read `return ta_fail(...)`.
  * */
 TA_HIDDEN treeattn_status ta_fail(treeattn_error *error, treeattn_status status, const char *format, ...)
     TA_PRINTF(3, 4);
+#ifdef __cplusplus
+}
+#endif
 
 /* Products and sums of sizes. They return false, leaving *result alone, when the result does not fit. */
 static inline bool ta_mul_size(size_t a, size_t b, size_t *result) {

@@ -11,6 +11,13 @@
 #include <stdint.h>
 #include <string.h>
 
+/* GPU code is compiled from the same lines, without contraction of products and sums. */
+#if defined(__CUDACC__)
+#define TA_FUNCTION static __host__ __device__ inline
+#else
+#define TA_FUNCTION static inline
+#endif
+
 #define TA_LOG2E 1.44269504088896340736
 #define TA_LOG2E_F 0x1.715476p+0f
 #define TA_LN2_HI 0x1.62e430p-1f   /* ln 2 rounded to f32 */
@@ -36,20 +43,20 @@
 #define TA_TANH_P3 0x1.52269cp-6f
 #define TA_TANH_P4 -0x1.75e1cep-8f
 
-static inline float ta_float_from_bits(uint32_t bits) {
+TA_FUNCTION float ta_float_from_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-static inline uint32_t ta_float_to_bits(float value) {
+TA_FUNCTION uint32_t ta_float_to_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
 /* The one NaN that results hold. */
-static inline float ta_quiet_nan(void) {
+TA_FUNCTION float ta_quiet_nan(void) {
   return ta_float_from_bits(0x7fc00000u);
 }
 
@@ -57,7 +64,7 @@ static inline float ta_quiet_nan(void) {
  * 2^x for x <= 127 within 1.05 units in the last place; +0 at and below -126.5 (so for -infinity), NaN for NaN.
  * The scale 2^n is multiplied in by the last fused operation, which lets a NaN through whatever its payload.
  */
-static inline float ta_exp2(float x) {
+TA_FUNCTION float ta_exp2(float x) {
   const float clamped = x < TA_EXP2_LOWEST ? TA_EXP2_LOWEST : x; /* false for NaN, which stays */
   const float shifted = clamped + TA_EXP2_MAGIC;
   const float f = clamped - (shifted - TA_EXP2_MAGIC);
@@ -71,7 +78,7 @@ static inline float ta_exp2(float x) {
 }
 
 /* tanh within 2 units in the last place; odd, NaN for NaN. */
-static inline float ta_tanh(float x) {
+TA_FUNCTION float ta_tanh(float x) {
   const uint32_t sign = ta_float_to_bits(x) & 0x80000000u;
   const float magnitude = ta_float_from_bits(ta_float_to_bits(x) & 0x7fffffffu);
   const float u = magnitude * magnitude;
@@ -87,7 +94,7 @@ static inline float ta_tanh(float x) {
 }
 
 /* ln x for normal x > 0 within 2 units in the last place; NaN for NaN. */
-static inline float ta_log(float x) {
+TA_FUNCTION float ta_log(float x) {
   if (x != x) {
     return x;
   }
@@ -109,7 +116,7 @@ static inline float ta_log(float x) {
 }
 
 /* binary16 to binary32, exact for every pattern; a signalling NaN becomes quiet, as conversion instructions do. */
-static inline float ta_float_from_f16(uint16_t half) {
+TA_FUNCTION float ta_float_from_f16(uint16_t half) {
   const uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
   const uint32_t rest = half & 0x7fffu;
   if (rest >= 0x7c00u) {
@@ -122,7 +129,7 @@ static inline float ta_float_from_f16(uint16_t half) {
   return ta_float_from_bits(sign | ((rest << 13) + 0x38000000u));
 }
 
-static inline float ta_float_from_bf16(uint16_t half) {
+TA_FUNCTION float ta_float_from_bf16(uint16_t half) {
   return ta_float_from_bits((uint32_t)half << 16);
 }
 

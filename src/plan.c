@@ -67,7 +67,10 @@ static treeattn_status fill_plan(const treeattn_plan_args *args, ta_arena *arena
   plan->group = args->num_heads / args->num_kv_heads;
   plan->head_dim = args->head_dim;
   plan->head_dim_v = args->head_dim_v == 0 ? args->head_dim : args->head_dim_v;
+  plan->q_dtype = (int)args->q_dtype == 0 ? TREEATTN_F32 : args->q_dtype;
+  plan->out_dtype = (int)args->out_dtype == 0 ? TREEATTN_F32 : args->out_dtype;
   plan->kv_dtype = args->kv_dtype;
+  plan->backend = args->backend;
   plan->scale = args->scale;
   plan->softcap = args->softcap;
   plan->window = args->window;

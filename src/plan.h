@@ -50,7 +50,8 @@ struct treeattn_plan {
   ta_request *requests;
   int64_t num_rows;
   int64_t num_heads, num_kv_heads, group, head_dim, head_dim_v;
-  treeattn_dtype kv_dtype;
+  treeattn_dtype q_dtype, out_dtype, kv_dtype;
+  treeattn_backend backend;
   float scale, softcap;
   int64_t window;
   int64_t page_size; /* contiguous: the capacity, so that a slot is always (page, offset) */

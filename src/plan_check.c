@@ -31,6 +31,9 @@ static treeattn_status check_heads(const treeattn_plan_args *args, treeattn_erro
 }
 
 static treeattn_status check_numbers(const treeattn_plan_args *args, treeattn_error *error) {
+  if (args->backend != TREEATTN_BACKEND_CPU && args->backend != TREEATTN_BACKEND_CUDA) {
+    return FAIL_ARGUMENT("backend is %d: not a treeattn_backend", (int)args->backend);
+  }
   if (treeattn_dtype_bytes(args->kv_dtype) == 0) {
     return FAIL_ARGUMENT("kv_dtype is %d: must be TREEATTN_F32, TREEATTN_F16 or TREEATTN_BF16", (int)args->kv_dtype);
   }
@@ -40,7 +43,7 @@ static treeattn_status check_numbers(const treeattn_plan_args *args, treeattn_er
     if ((int)float_types[n] != 0 && treeattn_dtype_bytes(float_types[n]) == 0) {
       return FAIL_ARGUMENT("%s is %d: not a treeattn_dtype", field, (int)float_types[n]);
     }
-    if ((int)float_types[n] != 0 && float_types[n] != TREEATTN_F32) {
+    if (args->backend == TREEATTN_BACKEND_CPU && (int)float_types[n] != 0 && float_types[n] != TREEATTN_F32) {
       return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED, "%s is %s: the CPU back end takes f32", field,
                      treeattn_dtype_name(float_types[n]));
     }
@@ -65,9 +68,13 @@ static treeattn_status check_numbers(const treeattn_plan_args *args, treeattn_er
   if (args->mode != TREEATTN_MODE_EXACT && args->mode != TREEATTN_MODE_FAST) {
     return FAIL_ARGUMENT("mode is %d: not a treeattn_mode", (int)args->mode);
   }
-  if (args->mode == TREEATTN_MODE_FAST) {
+  if (args->mode == TREEATTN_MODE_FAST && args->backend == TREEATTN_BACKEND_CPU) {
     return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED,
                    "mode is TREEATTN_MODE_FAST: the CPU back end has no fast mode in this build");
+  }
+  if (args->mode == TREEATTN_MODE_FAST && args->kv_dtype == TREEATTN_F32) {
+    return ta_fail(error, TREEATTN_ERROR_UNSUPPORTED,
+                   "mode is TREEATTN_MODE_FAST and kv_dtype is f32: matrix units take f16 and bf16 caches");
   }
   if (strcmp(treeattn_isa_name(args->isa), "unknown") == 0) {
     return FAIL_ARGUMENT("isa is %d: not a treeattn_isa", (int)args->isa);

@@ -56,13 +56,13 @@ treeattn_status ta_plan_lay_out_rows(const treeattn_plan_args *args, treeattn_pl
   if (!default_stride(&plan->q_stride_row, args->q_stride_row, plan->head_dim, 1) ||
       !default_stride(&plan->q_stride_head, args->q_stride_head, plan->q_stride_row, ta_max_i64(rows, 1)) ||
       !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->q_stride_head, plan->q_stride_row}, plan->head_dim,
-                sizeof(float), &plan->q_bytes)) {
+                treeattn_dtype_bytes(plan->q_dtype), &plan->q_bytes)) {
     return ta_plan_fail_overflow("q (num_heads, query rows, head_dim)", error);
   }
   if (!default_stride(&plan->out_stride_head, args->out_stride_head, plan->head_dim_v, 1) ||
       !default_stride(&plan->out_stride_row, args->out_stride_row, plan->out_stride_head, heads) ||
       !bytes_of((int64_t[3]){1, heads, rows}, (int64_t[3]){0, plan->out_stride_head, plan->out_stride_row},
-                plan->head_dim_v, sizeof(float), &plan->out_bytes)) {
+                plan->head_dim_v, treeattn_dtype_bytes(plan->out_dtype), &plan->out_bytes)) {
     return ta_plan_fail_overflow("out (query rows, num_heads, head_dim_v)", error);
   }
   if (!default_stride(&plan->lse_stride_head, args->lse_stride_head, 1, 1) ||

@@ -20,12 +20,12 @@ typedef struct ta_state {
   float sum;
 } ta_state;
 
-static inline ta_state ta_state_empty(void) {
+TA_FUNCTION ta_state ta_state_empty(void) {
   const ta_state state = {TA_STATE_MAX_OF_NONE, 0.0f};
   return state;
 }
 
-static inline bool ta_state_is_empty(ta_state state) {
+TA_FUNCTION bool ta_state_is_empty(ta_state state) {
   return state.sum == 0.0f; /* false for NaN, which must not be dropped */
 }
 
@@ -41,7 +41,7 @@ typedef struct ta_merge {
  * Merges b into *a. An empty side leaves the other bit for bit: multiplying it in would turn -0 into +0 and let
  * what an empty side's buffer holds through.
  */
-static inline ta_merge ta_state_merge(ta_state *a, ta_state b) {
+TA_FUNCTION ta_merge ta_state_merge(ta_state *a, ta_state b) {
   ta_merge merge = {TA_MERGE_KEEP_A, 1.0f, 0.0f};
   if (ta_state_is_empty(b)) {
     return merge;
@@ -63,7 +63,7 @@ static inline ta_merge ta_state_merge(ta_state *a, ta_state b) {
 }
 
 /* The sink of a head joins the denominator as one more key without a value; `sink` is in natural units. */
-static inline ta_merge ta_state_merge_sink(ta_state *a, float sink) {
+TA_FUNCTION ta_merge ta_state_merge_sink(ta_state *a, float sink) {
   const float hi = TA_LOG2E_F;
   const float lo = (float)(TA_LOG2E - (double)TA_LOG2E_F);
   const ta_state b = {fmaf(sink, hi, sink * lo), 1.0f};
@@ -71,7 +71,7 @@ static inline ta_merge ta_state_merge_sink(ta_state *a, float sink) {
 }
 
 /* ln of the denominator. */
-static inline float ta_state_lse(ta_state state) {
+TA_FUNCTION float ta_state_lse(ta_state state) {
   if (ta_state_is_empty(state)) {
     return -INFINITY;
   }

@@ -9,16 +9,18 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "elementary.h" /* TA_FUNCTION */
+
 #define TA_LN2_DOUBLE_HI 0x1.62e42fefa0000p-1 /* 36 bits, so that its product with an exponent is exact */
 #define TA_LN2_DOUBLE_LO 0x1.cf79abc9e3b3ap-40
 
-static inline int64_t ta_double_to_bits(double value) {
+TA_FUNCTION int64_t ta_double_to_bits(double value) {
   int64_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-static inline double ta_double_from_bits(int64_t bits) {
+TA_FUNCTION double ta_double_from_bits(int64_t bits) {
   double value;
   memcpy(&value, &bits, sizeof value);
   return value;
@@ -27,7 +29,7 @@ static inline double ta_double_from_bits(int64_t bits) {
 #define TA_EXP_DOUBLE_LOWEST -708.0
 
 /* e^x for -708 <= x <= 0 within 1 unit in the last place. */
-static inline double ta_exp_double_in_range(double x) {
+TA_FUNCTION double ta_exp_double_in_range(double x) {
   const double magic = 0x1.8p52; /* leaves the nearest integer in the low bits */
   const double shifted = x * 0x1.71547652b82fep0 + magic;
   const double n = shifted - magic;
@@ -52,12 +54,12 @@ static inline double ta_exp_double_in_range(double x) {
 }
 
 /* e^x for x <= 0; +0 below -708, so that subnormals never occur. */
-static inline double ta_exp_double(double x) {
+TA_FUNCTION double ta_exp_double(double x) {
   return x < TA_EXP_DOUBLE_LOWEST ? 0.0 : ta_exp_double_in_range(x);
 }
 
 /* ln x for normal x > 0 within 2 units in the last place. */
-static inline double ta_log_double(double x) {
+TA_FUNCTION double ta_log_double(double x) {
   /* x = 2^e m with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh(f), f = (m - 1) / (m + 1), |f| < 0.172. */
   const uint64_t half_sqrt = UINT64_C(0x3fe6a09e667f3bcd);
   const uint64_t fraction = UINT64_C(0x000fffffffffffff);

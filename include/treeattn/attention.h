@@ -106,6 +106,12 @@ typedef struct treeattn_request {
 
 /* ---- the plan --------------------------------------------------------------------------------------------- */
 
+/* Where runs of the plan happen. A plan of another back end than the CPU is refused by treeattn_attend. */
+typedef enum treeattn_backend {
+  TREEATTN_BACKEND_CPU = 0,
+  TREEATTN_BACKEND_CUDA = 1 /* treeattn_cuda.h */
+} treeattn_backend;
+
 /* Arithmetic. EXACT is one answer on every machine. FAST may use matrix units with 16-bit operands and keeps
  * every promise within itself; it is UNSUPPORTED where no such unit is served. */
 typedef enum treeattn_mode { TREEATTN_MODE_EXACT = 0, TREEATTN_MODE_FAST = 1 } treeattn_mode;
@@ -150,8 +156,8 @@ typedef struct treeattn_plan_args {
   int64_t num_kv_heads;     /* divides num_heads */
   int64_t head_dim;         /* of Q and K: 8 to 1024 in steps of 8 */
   int64_t head_dim_v;       /* of V and the output, likewise; 0: head_dim */
-  treeattn_dtype q_dtype;   /* CPU: F32. 0: F32 */
-  treeattn_dtype out_dtype; /* CPU: F32. 0: F32 */
+  treeattn_dtype q_dtype;   /* CPU: F32. CUDA: any. 0: F32 */
+  treeattn_dtype out_dtype; /* CPU: F32. CUDA: any. 0: F32 */
   treeattn_dtype kv_dtype;  /* F32, F16 or BF16 */
 
   float scale;    /* finite; 0 is taken literally. TREEATTN_PLAN_ARGS_INIT leaves 0: set it, usually 1/sqrt(head_dim) */
@@ -172,6 +178,7 @@ typedef struct treeattn_plan_args {
   treeattn_isa isa;
   /* How many tasks run at once, at most 1024. 0: 1. Changes scratch and tasks, never a bit of the result. */
   int64_t num_workers;
+  treeattn_backend backend;
 } treeattn_plan_args;
 
 #ifdef __cplusplus

@@ -97,7 +97,6 @@ USAGE = [
         ("isa", "sse", "'sse' is not one of auto, scalar, avx2, avx512 or neon"),
         ("mode", "quick", "'quick' is not one of exact or fast"),
         ("backend", "tpu", "'tpu' is not one of cpu, cuda or metal"),
-        ("backend", "cuda", "cuda is not in this build"),
         ("backend", "metal", "metal is not in this build"),
     ]],
 ]
@@ -136,7 +135,7 @@ def test_info(cli):
     assert done.status == 0 and done.err == ""
     info = json.loads(done.out)
     assert info["version"] == cli("--version").out.split()[1]
-    assert info["backends"] == {"cpu": True, "cuda": False, "metal": False}
+    assert info["backends"]["cpu"] is True and info["backends"]["metal"] is False
     assert "scalar" in info["isa"]["available"] and info["isa"]["chosen"] in info["isa"]["available"]
     assert info["attention"]["head_dims"] == {"min": 8, "max": 1024, "step": 8}
     assert info["attention"]["kv_dtypes"] == ["f32", "f16", "bf16"]

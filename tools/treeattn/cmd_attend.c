@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "attend_cuda.h"
 #include "attend_input.h"
 #include "attend_run.h"
 #include "cli.h"
@@ -39,7 +40,8 @@ static const char help[] =
     "      --threads T     threads (default: all processors); the result does not depend on it\n"
     "      --isa NAME      auto, scalar, avx2, avx512 or neon (default: auto); neither on this\n"
     "      --mode NAME     exact or fast (default: exact)\n"
-    "      --backend NAME  cpu; cuda and metal are not in this build\n"
+    "      --backend NAME  cpu, or cuda where it is built in: the first GPU, exact or fast\n"
+    "                      (default: cpu); --threads and --isa say nothing about a GPU\n"
     "      --q FILE, --k FILE, --v FILE, --parents FILE, --mask FILE, --sinks FILE, --positions FILE\n"
     "                      take this tensor from a file of its own, such as an .npy\n"
     "  -v, --verbose       say on stderr what was done and how long it took\n"
@@ -56,6 +58,7 @@ typedef struct attend_options {
   int64_t num_threads; /* 0: all processors */
   treeattn_isa isa;
   treeattn_mode mode;
+  treeattn_backend backend;
   bool verbose;
 } attend_options;
 
@@ -113,16 +116,17 @@ static bool parse_f32(const char *option, const char *text, double minimum, floa
   return true;
 }
 
-static bool parse_backend(const char *text) {
+static bool parse_backend(const char *text, treeattn_backend *backend) {
   static const char *const names[] = {"cpu", "cuda", "metal", NULL};
   int index = 0;
   if (!cli_parse_choice("backend", text, names, &index)) {
     return false;
   }
-  if (index != 0) {
+  if (index == 2 || (index == 1 && !treeattn_cuda_compiled())) {
     (void)cli_usage_error("option --backend: %s is not in this build", names[index]);
     return false;
   }
+  *backend = index == 1 ? TREEATTN_BACKEND_CUDA : TREEATTN_BACKEND_CPU;
   return true;
 }
 
@@ -142,7 +146,7 @@ static bool parse_option(int option, const char *text, attend_options *options) 
     case OPTION_SOFTCAP: return parse_f32("softcap", text, 0.0, &options->softcap);
     case OPTION_WINDOW: return cli_parse_i64("window", text, 0, INT64_MAX, &options->window);
     case OPTION_THREADS: return cli_parse_i64("threads", text, 1, 1024, &options->num_threads);
-    case OPTION_BACKEND: return parse_backend(text);
+    case OPTION_BACKEND: return parse_backend(text, &options->backend);
     case OPTION_ISA:
       if (!cli_parse_choice("isa", text, isa_names, &index)) {
         return false;
@@ -191,6 +195,36 @@ static int save(const attend_options *options, const attend_input *input, const 
   return good ? CLI_OK : CLI_FAILURE;
 }
 
+/* On which processor, and for how long. */
+static int run_on(const attend_options *options, const treeattn_plan *plan, const treeattn_run_args *run,
+                  treeattn_pool *pool, double *seconds) {
+  if (options->backend == TREEATTN_BACKEND_CUDA) {
+    return attend_cuda_run(plan, run, seconds);
+  }
+  treeattn_error error;
+  const double started = cli_seconds();
+  if (attend_run(plan, run, pool, &error) != TREEATTN_OK) {
+    return cli_library_error(NULL, &error);
+  }
+  *seconds = cli_seconds() - started;
+  return CLI_OK;
+}
+
+static void say_what_was_done(const attend_options *options, const attend_input *input, const treeattn_plan_info *info,
+                              double seconds) {
+  char where[64];
+  if (options->backend == TREEATTN_BACKEND_CUDA) {
+    (void)snprintf(where, sizeof where, "cuda");
+  } else {
+    (void)snprintf(where, sizeof where, "%s, %" PRId64 " threads", treeattn_isa_name(info->isa), info->num_workers);
+  }
+  (void)fprintf(stderr,
+                "treeattn attend: %" PRId64 " nodes, %" PRId64 " heads on %" PRId64 " KV heads (%s), %" PRId64
+                " slots, %s: %.3f ms\n",
+                input->num_nodes, input->num_heads, input->num_kv_heads, treeattn_dtype_name(input->kv_dtype),
+                input->request.kv_seq_len, where, 1e3 * seconds);
+}
+
 static int run_plan(const attend_options *options, const attend_input *input, const treeattn_plan *plan,
                     treeattn_pool *pool) {
   treeattn_error error;
@@ -221,16 +255,10 @@ static int run_plan(const attend_options *options, const attend_input *input, co
     run.lse_bytes = info.lse_bytes;
     run.scratch = scratch;
     run.scratch_bytes = info.scratch_bytes;
-    const double started = cli_seconds();
-    if (attend_run(plan, &run, pool, &error) != TREEATTN_OK) {
-      status = cli_library_error(NULL, &error);
-    } else if (options->verbose) {
-      (void)fprintf(stderr,
-                    "treeattn attend: %" PRId64 " nodes, %" PRId64 " heads on %" PRId64 " KV heads (%s), %" PRId64
-                    " slots, %s, %" PRId64 " threads: %.3f ms\n",
-                    input->num_nodes, input->num_heads, input->num_kv_heads, treeattn_dtype_name(input->kv_dtype),
-                    input->request.kv_seq_len, treeattn_isa_name(info.isa), info.num_workers,
-                    1e3 * (cli_seconds() - started));
+    double seconds = 0.0;
+    status = run_on(options, plan, &run, pool, &seconds);
+    if (status == CLI_OK && options->verbose) {
+      say_what_was_done(options, input, &info, seconds);
     }
     status = status == CLI_OK ? save(options, input, out, lse) : status;
   }
@@ -244,7 +272,7 @@ static int run_plan(const attend_options *options, const attend_input *input, co
 static int make_pool(const attend_options *options, treeattn_pool **pool) {
   treeattn_error error;
   *pool = NULL;
-  if (options->num_threads == 1) {
+  if (options->num_threads == 1 || options->backend != TREEATTN_BACKEND_CPU) {
     return CLI_OK;
   }
   const treeattn_status status = treeattn_pool_create(options->num_threads, pool, &error);
@@ -278,6 +306,7 @@ static int attend(const attend_options *options, const attend_input *input) {
   args.kv_capacity = input->kv_capacity;
   args.mode = options->mode;
   args.isa = options->isa;
+  args.backend = options->backend;
   const int64_t most_workers = 1024, num_threads = treeattn_pool_num_threads(pool);
   args.num_workers = num_threads < most_workers ? num_threads : most_workers;
   treeattn_plan *plan = NULL;
@@ -314,6 +343,13 @@ int cmd_attend(int argc, char **argv) {
   int status = check_options(&options, argc - optind);
   if (status != CLI_OK) {
     return status;
+  }
+  if (options.backend == TREEATTN_BACKEND_CUDA) {
+    treeattn_cuda_device device;
+    status = attend_cuda_find_device(&device);
+    if (status != CLI_OK) {
+      return status;
+    }
   }
   attend_input input;
   status = attend_input_open(&options.source, &input);

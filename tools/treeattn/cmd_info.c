@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include <treeattn/attention.h>
+#include <treeattn/treeattn_cuda.h>
 
 #include "cli.h"
 
@@ -191,15 +192,59 @@ static int64_t pool_threads(void) {
   return num_threads;
 }
 
+/* Number of GPUs that CUDA knows; `reason` says why there is none, and why one is not usable. */
+static int32_t count_cuda_devices(char *reason, size_t bytes) {
+  treeattn_error error;
+  int32_t count = 0;
+  reason[0] = '\0';
+  if (!treeattn_cuda_compiled()) {
+    (void)snprintf(reason, bytes, "not in this build");
+  } else if (treeattn_cuda_device_count(&count, &error) != TREEATTN_OK) {
+    (void)snprintf(reason, bytes, "%s", error.message);
+    count = 0;
+  } else if (count == 0) {
+    (void)snprintf(reason, bytes, "in this build, but there is no device, or no driver for it");
+  }
+  return count;
+}
+
+static treeattn_cuda_device get_cuda_device(int32_t index) {
+  treeattn_error error;
+  treeattn_cuda_device device = TREEATTN_CUDA_DEVICE_INIT;
+  if (treeattn_cuda_get_device(index, &device, &error) != TREEATTN_OK) {
+    const treeattn_cuda_device fresh = TREEATTN_CUDA_DEVICE_INIT;
+    device = fresh;
+    (void)snprintf(device.name, sizeof device.name, "device %" PRId32, index);
+    (void)snprintf(device.reason, sizeof device.reason, "%.127s", error.message);
+  }
+  return device;
+}
+
 static const char *yes(bool answer) {
   return answer ? "yes" : "no";
+}
+
+static void print_cuda(void) {
+  char reason[TREEATTN_ERROR_MESSAGE_BYTES];
+  const int32_t count = count_cuda_devices(reason, sizeof reason);
+  if (count == 0) {
+    (void)printf("  cuda         %s\n", reason);
+  }
+  for (int32_t n = 0; n < count; ++n) {
+    const treeattn_cuda_device device = get_cuda_device(n);
+    (void)printf("  cuda %-7" PRId32 " %s, compute capability %d.%d, %d multiprocessors, %.1f GiB%s%s\n", n,
+                 device.name, (int)device.major, (int)device.minor, (int)device.num_multiprocessors,
+                 (double)device.memory_bytes / 1073741824.0, device.usable ? "" : "; not usable: ", device.reason);
+  }
 }
 
 static int print_text(void) {
   (void)printf("treeattn %s\n", treeattn_version());
   (void)printf("  built with   %s for %s, headers %s\n", compiler(), architecture(), TREEATTN_VERSION_STRING);
   (void)printf("\nBack ends\n");
-  (void)printf("  cpu          yes\n  cuda         not in this build\n  metal        not in this build\n");
+  (void)printf("  cpu          yes\n");
+  print_cuda();
+  (void)printf("  metal        not in this build\n");
   (void)printf("\nInstruction sets\n");
   for (size_t n = 0; n < sizeof isas / sizeof isas[0]; ++n) {
     (void)printf("  %-12s %s%s\n", treeattn_isa_name(isas[n]), yes(treeattn_isa_available(isas[n]) != 0),
@@ -247,9 +292,31 @@ static void append(json_t *array, const char *text, bool *built) {
 static json_t *backends_json(bool *built) {
   json_t *backends = json_object();
   put(backends, "cpu", json_true(), built);
-  put(backends, "cuda", json_false(), built);
+  put(backends, "cuda", json_boolean(treeattn_cuda_compiled()), built);
   put(backends, "metal", json_false(), built);
   return backends;
+}
+
+static json_t *cuda_json(bool *built) {
+  char reason[TREEATTN_ERROR_MESSAGE_BYTES];
+  const int32_t count = count_cuda_devices(reason, sizeof reason);
+  json_t *devices = json_array();
+  for (int32_t n = 0; n < count; ++n) {
+    const treeattn_cuda_device device = get_cuda_device(n);
+    json_t *entry = json_object();
+    put(entry, "name", json_string(device.name), built);
+    put(entry, "major", json_integer(device.major), built);
+    put(entry, "minor", json_integer(device.minor), built);
+    put(entry, "multiprocessors", json_integer(device.num_multiprocessors), built);
+    put(entry, "memory_bytes", json_integer((json_int_t)device.memory_bytes), built);
+    put(entry, "usable", json_boolean(device.usable), built);
+    put(entry, "reason", json_string(device.reason), built);
+    *built = json_array_append_new(devices, entry) == 0 && *built;
+  }
+  json_t *cuda = json_object();
+  put(cuda, "devices", devices, built);
+  put(cuda, "reason", json_string(reason), built);
+  return cuda;
 }
 
 static json_t *isa_json(bool *built) {
@@ -307,6 +374,7 @@ static int print_json(void) {
   put(root, "compiler", json_string(compiler()), &built);
   put(root, "architecture", json_string(architecture()), &built);
   put(root, "backends", backends_json(&built), &built);
+  put(root, "cuda", cuda_json(&built), &built);
   put(root, "isa", isa_json(&built), &built);
   put(root, "pool_threads", json_integer(pool_threads()), &built);
   put(root, "modes", modes_json(&built), &built);

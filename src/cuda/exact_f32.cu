@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The exact mode over f32 caches. */
+#include "exact_launch.cuh"
+
+template cudaError_t ta_exact::launch<TREEATTN_F32>(const ta_cuda_params &params, int num_multiprocessors,
+                                                   int64_t num_rows, cudaStream_t stream);

@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stage 0 of the fast mode for head_dim 96, head_dim_v 96. */
+#include "fast_shared_instance.cuh"
+
+TA_FAST_SHARED_INSTANCE(96, 96)
