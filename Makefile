@@ -52,7 +52,7 @@ fuzz:
 install: build
 	@cmake --install build/release --prefix $(abspath $(PREFIX))
 
-C_FILES = $(shell find include src tools tests bench examples fuzz -name '*.[ch]' 2>/dev/null)
+C_FILES = $(shell find include src tools tests bench examples fuzz -name '*.[chm]' -o -name '*.cpp' -o -name '*.metal' 2>/dev/null)
 
 format:
 	@scripts/setup lint

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # What an installation holds: headers, both libraries, the CMake package, the pkg-config file and the command line.
 
-install(DIRECTORY include/treeattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+set(ta_absent_headers)
+if(NOT APPLE OR NOT TREEATTN_METAL)
+  set(ta_absent_headers PATTERN metal.h EXCLUDE)
+endif()
+install(DIRECTORY include/treeattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" ${ta_absent_headers})
 install(TARGETS treeattn treeattn_static EXPORT treeattn-targets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
@@ -30,6 +34,9 @@ if(TA_POOL_FOUND)
 endif()
 if(TREEATTN_CUDA)
   string(APPEND ta_pc_private " -L${ta_cuda_runtime_dir} -lcudart_static -ldl -lrt")
+endif()
+if(APPLE AND TREEATTN_METAL)
+  string(APPEND ta_pc_private " -framework Metal -framework Foundation")
 endif()
 configure_file(cmake/treeattn.pc.in treeattn.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/treeattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "common.h"
+#include "compat.h"
 #include "plan.h"
 
 #define FAIL_ARGUMENT(...) ta_fail(error, TREEATTN_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
@@ -11,7 +12,6 @@ typedef struct call {
   const char *name;
   uint32_t num_heads, num_kv_heads, head_dim, kv_seq_len, kv_capacity, q_seq_len;
   const treeattn_tensor *q, *k, *v, *output, *tmp;
-  const treeattn_executor *executor;
 } call;
 
 size_t treeattn_tmp_buffer_bytes(uint32_t num_heads, uint32_t head_dim, uint32_t q_seq_len) {
@@ -138,39 +138,41 @@ static void *take(unsigned char **tmp, size_t *left, size_t bytes, void **owned)
   return *owned;
 }
 
-static treeattn_status plan_and_run(const call *c, const treeattn_plan_args *args, treeattn_error *error) {
-  unsigned char *tmp = c->tmp->data;
-  size_t left = c->tmp->bytes;
+static treeattn_status plan_and_run(const char *name, const ta_compat_tensors *t, const treeattn_executor *executor,
+                                    treeattn_plan_args *args, treeattn_error *error) {
+  unsigned char *tmp = t->tmp->data;
+  size_t left = t->tmp->bytes;
   size_t plan_bytes = 0;
   void *plan_owned = NULL;
   void *scratch_owned = NULL;
   treeattn_plan *plan = NULL;
+  args->num_workers = executor == NULL || executor->parallel_for == NULL ? 1 : 16;
   treeattn_status status = treeattn_plan_bytes(args, &plan_bytes, error);
   if (status != TREEATTN_OK) {
     return status;
   }
   void *memory = take(&tmp, &left, plan_bytes, &plan_owned);
   if (memory == NULL) {
-    return ta_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "%s: %zu bytes could not be allocated", c->name, plan_bytes);
+    return ta_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "%s: %zu bytes could not be allocated", name, plan_bytes);
   }
   status = treeattn_plan_init(args, memory, plan_bytes, &plan, error);
   if (status == TREEATTN_OK) {
     treeattn_run_args run = TREEATTN_RUN_ARGS_INIT;
-    run.q = c->q->data;
-    run.q_bytes = c->q->bytes;
-    run.k = c->k->data;
-    run.k_bytes = c->k->bytes;
-    run.v = c->v->data;
-    run.v_bytes = c->v->bytes;
-    run.out = c->output->data;
-    run.out_bytes = c->output->bytes;
+    run.q = t->q->data;
+    run.q_bytes = t->q->bytes;
+    run.k = t->k->data;
+    run.k_bytes = t->k->bytes;
+    run.v = t->v->data;
+    run.v_bytes = t->v->bytes;
+    run.out = t->output->data;
+    run.out_bytes = t->output->bytes;
     run.scratch_bytes = plan->scratch_bytes;
     run.scratch = take(&tmp, &left, plan->scratch_bytes, &scratch_owned);
-    if (c->executor != NULL) {
-      run.executor = *c->executor;
+    if (executor != NULL) {
+      run.executor = *executor;
     }
     status = run.scratch == NULL ? ta_fail(error, TREEATTN_ERROR_OUT_OF_MEMORY, "%s: %zu bytes could not be allocated",
-                                           c->name, plan->scratch_bytes)
+                                           name, plan->scratch_bytes)
                                  : treeattn_attend(plan, &run, error);
   }
   free(scratch_owned);
@@ -187,13 +189,10 @@ static void fill_args(const call *c, float scale, treeattn_plan_args *args) {
   args->kv_dtype = c->k->dtype;
   args->kv_capacity = c->kv_capacity;
   args->scale = scale;
-  args->num_workers = c->executor == NULL || c->executor->parallel_for == NULL ? 1 : 16;
 }
 
-treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *params, const treeattn_tensor *q,
-                                        const treeattn_tensor *k, const treeattn_tensor *v, const treeattn_tensor *mask,
-                                        const treeattn_tensor *output, const treeattn_tensor *tmp,
-                                        const treeattn_executor *executor, treeattn_error *error) {
+treeattn_status ta_compat_tree(const treeattn_tree_attention_params *params, const ta_compat_tensors *t,
+                               treeattn_request *request, treeattn_plan_args *args, treeattn_error *error) {
   if (params == NULL) {
     return FAIL_ARGUMENT("tree_attention: params is NULL");
   }
@@ -204,12 +203,11 @@ treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *pa
                   params->kv_seq_len,
                   params->kv_capacity,
                   params->q_seq_len,
-                  q,
-                  k,
-                  v,
-                  output,
-                  tmp,
-                  executor};
+                  t->q,
+                  t->k,
+                  t->v,
+                  t->output,
+                  t->tmp};
   treeattn_status status = check_params(&c, error);
   if (status != TREEATTN_OK) {
     return status;
@@ -218,27 +216,25 @@ treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *pa
     return FAIL_ARGUMENT("tree_attention: mask_stride (%u) must be >= kv_seq_len (%u)", (unsigned)params->mask_stride,
                          (unsigned)params->kv_seq_len);
   }
-  status = check_tensors(&c, mask, params->mask_stride, error);
+  status = check_tensors(&c, t->mask, params->mask_stride, error);
   if (status != TREEATTN_OK) {
     return status;
   }
-  treeattn_request request = TREEATTN_REQUEST_INIT;
-  request.num_nodes = params->q_seq_len;
-  request.kv_seq_len = params->kv_seq_len;
-  request.mask_kind = TREEATTN_MASK_DENSE_F32;
-  request.mask = mask->data;
-  request.mask_bytes = mask->bytes;
-  request.mask_stride = params->mask_stride;
-  treeattn_plan_args args = TREEATTN_PLAN_ARGS_INIT;
-  fill_args(&c, params->scale, &args);
-  args.requests = &request;
-  return plan_and_run(&c, &args, error);
+  *request = (treeattn_request)TREEATTN_REQUEST_INIT;
+  request->num_nodes = params->q_seq_len;
+  request->kv_seq_len = params->kv_seq_len;
+  request->mask_kind = TREEATTN_MASK_DENSE_F32;
+  request->mask = t->mask->data;
+  request->mask_bytes = t->mask->bytes;
+  request->mask_stride = params->mask_stride;
+  *args = (treeattn_plan_args)TREEATTN_PLAN_ARGS_INIT;
+  fill_args(&c, params->scale, args);
+  args->requests = request;
+  return TREEATTN_OK;
 }
 
-treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *params, const treeattn_tensor *q,
-                                        const treeattn_tensor *k, const treeattn_tensor *v,
-                                        const treeattn_tensor *output, const treeattn_tensor *tmp,
-                                        const treeattn_executor *executor, treeattn_error *error) {
+treeattn_status ta_compat_flash(const treeattn_flash_attn_vec_params *params, const ta_compat_tensors *t,
+                                treeattn_request *request, treeattn_plan_args *args, treeattn_error *error) {
   if (params == NULL) {
     return FAIL_ARGUMENT("flash_attn_vec: params is NULL");
   }
@@ -249,12 +245,11 @@ treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *pa
                   params->kv_seq_len,
                   params->kv_capacity,
                   params->q_seq_len,
-                  q,
-                  k,
-                  v,
-                  output,
-                  tmp,
-                  executor};
+                  t->q,
+                  t->k,
+                  t->v,
+                  t->output,
+                  t->tmp};
   treeattn_status status = check_params(&c, error);
   if (status != TREEATTN_OK) {
     return status;
@@ -263,17 +258,39 @@ treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *pa
     return FAIL_ARGUMENT("flash_attn_vec: q_seq_len (%u) must be <= kv_seq_len (%u)", (unsigned)params->q_seq_len,
                          (unsigned)params->kv_seq_len);
   }
-  status = check_tensors(&c, q, 0, error);
+  status = check_tensors(&c, t->q, 0, error);
   if (status != TREEATTN_OK) {
     return status;
   }
-  treeattn_request request = TREEATTN_REQUEST_INIT;
-  request.num_nodes = params->q_seq_len;
-  request.kv_seq_len = params->kv_seq_len;
-  treeattn_plan_args args = TREEATTN_PLAN_ARGS_INIT;
-  fill_args(&c, params->scale, &args);
-  args.requests = &request;
-  args.window = params->sliding_window;
-  args.softcap = params->softcap;
-  return plan_and_run(&c, &args, error);
+  *request = (treeattn_request)TREEATTN_REQUEST_INIT;
+  request->num_nodes = params->q_seq_len;
+  request->kv_seq_len = params->kv_seq_len;
+  *args = (treeattn_plan_args)TREEATTN_PLAN_ARGS_INIT;
+  fill_args(&c, params->scale, args);
+  args->requests = request;
+  args->window = params->sliding_window;
+  args->softcap = params->softcap;
+  return TREEATTN_OK;
+}
+
+treeattn_status treeattn_tree_attention(const treeattn_tree_attention_params *params, const treeattn_tensor *q,
+                                        const treeattn_tensor *k, const treeattn_tensor *v, const treeattn_tensor *mask,
+                                        const treeattn_tensor *output, const treeattn_tensor *tmp,
+                                        const treeattn_executor *executor, treeattn_error *error) {
+  const ta_compat_tensors tensors = {q, k, v, mask, output, tmp};
+  treeattn_request request;
+  treeattn_plan_args args;
+  const treeattn_status status = ta_compat_tree(params, &tensors, &request, &args, error);
+  return status == TREEATTN_OK ? plan_and_run("tree_attention", &tensors, executor, &args, error) : status;
+}
+
+treeattn_status treeattn_flash_attn_vec(const treeattn_flash_attn_vec_params *params, const treeattn_tensor *q,
+                                        const treeattn_tensor *k, const treeattn_tensor *v,
+                                        const treeattn_tensor *output, const treeattn_tensor *tmp,
+                                        const treeattn_executor *executor, treeattn_error *error) {
+  const ta_compat_tensors tensors = {q, k, v, NULL, output, tmp};
+  treeattn_request request;
+  treeattn_plan_args args;
+  const treeattn_status status = ta_compat_flash(params, &tensors, &request, &args, error);
+  return status == TREEATTN_OK ? plan_and_run("flash_attn_vec", &tensors, executor, &args, error) : status;
 }

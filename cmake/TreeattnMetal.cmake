@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# The Metal back end. On macOS it becomes part of the library. Elsewhere it is compiled against a stand-in of the few interfaces of
+# Metal that it uses, whose dispatches run the same kernels in an emulator, and only its tests link it.
+
+option(TREEATTN_METAL_TESTS "Build the tests of the Metal back end" ${TREEATTN_BUILD_TESTS})
+file(GLOB ta_metal_tests CONFIGURE_DEPENDS tests/metal/test_*.c)
+enable_testing()
+
+# Objective-C comes with clang, or with gcc's gobjc. A test that cannot be built is listed as disabled and counted as skipped.
+function(ta_metal_cannot reason)
+  message(STATUS "The Metal back end is not built: ${reason}")
+  foreach(file ${ta_metal_tests})
+    get_filename_component(name ${file} NAME_WE)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES DISABLED ON)
+  endforeach()
+endfunction()
+
+include(CheckLanguage)
+check_language(OBJC)
+if(NOT CMAKE_OBJC_COMPILER)
+  find_program(TA_OBJC_CLANG clang)
+  mark_as_advanced(TA_OBJC_CLANG)
+  if(TA_OBJC_CLANG)
+    unset(CMAKE_OBJC_COMPILER)
+    set(CMAKE_OBJC_COMPILER ${TA_OBJC_CLANG} CACHE FILEPATH "Objective-C compiler" FORCE)
+  endif()
+endif()
+if(NOT CMAKE_OBJC_COMPILER)
+  ta_metal_cannot("there is no Objective-C compiler (clang or gobjc)")
+  return()
+endif()
+enable_language(OBJC)
+set(CMAKE_OBJC_STANDARD 11)
+set(CMAKE_OBJC_VISIBILITY_PRESET hidden)
+
+# The kernels as one text, in the order in which they include each other.
+set(ta_metal_kernels src/order.h src/metal/params.h src/metal/elementary.metal src/metal/cache.metal src/metal/scores.metal
+    src/metal/attend.metal src/metal/combine.metal)
+list(TRANSFORM ta_metal_kernels PREPEND ${PROJECT_SOURCE_DIR}/)
+set(ta_metal_source ${PROJECT_BINARY_DIR}/metal_source.c)
+add_custom_command(OUTPUT ${ta_metal_source}
+                   COMMAND ${CMAKE_COMMAND} "-DOUT=${ta_metal_source}" "-DFILES=${ta_metal_kernels}"
+                           -P ${PROJECT_SOURCE_DIR}/cmake/metal_source.cmake
+                   DEPENDS ${ta_metal_kernels} ${PROJECT_SOURCE_DIR}/cmake/metal_source.cmake VERBATIM)
+file(GLOB ta_metal_host CONFIGURE_DEPENDS src/metal/*.m src/metal/*.c)
+
+if(APPLE)
+  target_sources(ta_objects PRIVATE ${ta_metal_host} ${ta_metal_source})
+  foreach(target treeattn treeattn_static)
+    target_link_libraries(${target} PRIVATE "-framework Metal" "-framework Foundation")
+  endforeach()
+  if(NOT TREEATTN_METAL_TESTS)
+    return()
+  endif()
+  add_library(ta_metal_support STATIC)
+  target_link_libraries(ta_metal_support PUBLIC "-framework Metal" "-framework Foundation")
+  list(FILTER ta_metal_tests EXCLUDE REGEX "/test_metal_(detectors|loads)\\.c$") # they look into the emulator
+else()
+  include(CheckOBJCSourceCompiles)
+  set(CMAKE_REQUIRED_LIBRARIES objc)
+  check_objc_source_compiles("extern id class_createInstance(id type, unsigned long extra);
+int main(void) { return class_createInstance((id)0, 0) != (id)0; }" TA_HAVE_OBJC_RUNTIME)
+  unset(CMAKE_REQUIRED_LIBRARIES)
+  # clang where it is: Metal's own compiler is one. It simplifies more than gcc before it contracts.
+  find_program(TA_CLANGXX clang++)
+  mark_as_advanced(TA_CLANGXX)
+  if(TA_CLANGXX AND NOT CMAKE_CXX_COMPILER)
+    set(CMAKE_CXX_COMPILER ${TA_CLANGXX} CACHE FILEPATH "C++ compiler" FORCE)
+  endif()
+  check_language(CXX)
+  if(NOT TA_HAVE_OBJC_RUNTIME OR NOT CMAKE_CXX_COMPILER)
+    ta_metal_cannot("it takes an Objective-C runtime (Debian: libobjc-12-dev) and a C++ compiler")
+    return()
+  endif()
+  enable_language(CXX)
+  set(CMAKE_CXX_STANDARD 17)
+
+  # The emulator sees the kernels' accesses through the thread sanitizer's instrumentation, not its library.
+  file(GLOB ta_metal_emulator CONFIGURE_DEPENDS tests/metal/emulator/*.cpp tests/metal/standin/*.cpp)
+  list(FILTER ta_metal_emulator EXCLUDE REGEX "/(kernels|broken)\\.cpp$")
+  function(ta_add_kernels name)
+    add_library(${name} OBJECT tests/metal/emulator/kernels.cpp tests/metal/emulator/broken.cpp)
+    target_compile_options(${name} PRIVATE -O2 -Wall -Wextra -Wno-attributes -Wno-unknown-attributes -Wno-ignored-attributes -fsanitize=thread,undefined
+                           -fno-sanitize-recover=all ${ARGN})
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/metal/emulator)
+  endfunction()
+  ta_add_kernels(ta_metal_kernels -ffp-contract=off)
+  # Metal's compiler may contract; here one does so wherever it can, and the tests run again. See also check_contraction.py.
+  set(ta_contract -ffp-contract=fast)
+  if(TA_TARGET_X86_64)
+    list(APPEND ta_contract -mfma)
+  endif()
+  ta_add_kernels(ta_metal_kernels_contracted ${ta_contract})
+
+  file(GLOB ta_metal_standin CONFIGURE_DEPENDS tests/metal/standin/*.m)
+  add_library(ta_metal_support STATIC ${ta_metal_host} ${ta_metal_source} ${ta_metal_standin})
+  target_include_directories(ta_metal_support PUBLIC ${PROJECT_SOURCE_DIR}/tests/metal/standin)
+  add_library(ta_metal_emulator STATIC ${ta_metal_emulator})
+  target_compile_options(ta_metal_emulator PRIVATE -O2 -Wall -Wextra -Wshadow)
+  target_link_libraries(ta_metal_support PUBLIC ta_metal_emulator objc)
+endif()
+
+include(TreeattnTestSupport)
+target_sources(ta_metal_support PRIVATE tests/metal/support/device.m tests/metal/support/metal_harness.c)
+target_include_directories(ta_metal_support PUBLIC ${PROJECT_SOURCE_DIR}/tests/metal ${PROJECT_SOURCE_DIR}/tests/metal/support)
+target_link_libraries(ta_metal_support PRIVATE ta_test_flags)
+
+function(ta_add_metal_test name file kernels)
+  add_executable(${name} ${file} tests/support/filter.c)
+  target_link_libraries(${name} PRIVATE ta_metal_support ta_test_support ta_test_flags)
+  if(TARGET ${kernels})
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:${kernels}>)
+    target_link_options(${name} PRIVATE -fsanitize=undefined)
+    set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  endif()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 900)
+endfunction()
+
+foreach(file ${ta_metal_tests})
+  get_filename_component(name ${file} NAME_WE)
+  ta_add_metal_test(${name} ${file} ta_metal_kernels)
+endforeach()
+if(NOT APPLE)
+  ta_add_metal_test(test_metal_bits_contracted tests/metal/test_metal_bits.c ta_metal_kernels_contracted)
+  target_compile_definitions(test_metal_bits PRIVATE TA_CONTRACTED=0)
+  target_compile_definitions(test_metal_bits_contracted PRIVATE TA_CONTRACTED=1)
+endif()
