@@ -132,7 +132,7 @@ static inline ta_ahead ta_ahead_of_keys(const ta_block *b, const ta_segment *s, 
   return ahead;
 }
 
-/* After values [.., o) of a segment: its next values, or the first keys of the next leaf where they are known to be seen. */
+/* After values [.., o) of a segment: its next values, or the next leaf's first keys where they are known to be seen. */
 static inline ta_ahead ta_ahead_of_values(const ta_block *b, const ta_segment *s, int64_t o, int64_t chunk,
                                           ta_rows *rows) {
   const treeattn_plan *plan = b->plan;
