@@ -22,7 +22,8 @@ help:
 	@echo 'make test                  everything: gcc, clang, sanitizers, Arm under qemu, installation, command line'
 	@echo 'make test STAGES=gcc,cli   some of it (scripts/run-tests --list)'
 	@echo 'make exhaustive            exp2, tanh and log over every f32 input, and each instruction set against the scalar one'
-	@echo 'make bench                 measurements of this machine (BENCH_ARGS=... are options of treeattn bench)'
+	@echo 'make bench                 measurements of this machine, beside OpenBLAS, ggml and PyTorch where they are'
+	@echo '                           (BENCH_ARGS=... are options of treeattn bench; PYTHON=... one that has torch)'
 	@echo 'make report                the same with hardware, commit and command into bench/results/ (REPORT_ARGS=...)'
 	@echo 'make fuzz                  each fuzzer for FUZZ_SECONDS (60)'
 	@echo 'make install PREFIX=dir    headers, libraries, pkg-config, CMake package; the command line in dir/bin'
@@ -53,10 +54,11 @@ exhaustive:
 	@TREEATTN_TEST_EXHAUSTIVE=1 ctest --test-dir build/test -j $(JOBS) -R '^test_(math|elementary_isa)$$' --verbose
 
 bench: build
-	@build/release/treeattn bench $(BENCH_ARGS)
+	@mapfile -t peers < <(bench/peers/available | sed p | awk 'NR % 2 { print "--peer"; next } 1'); \
+	  build/release/treeattn bench "$${peers[@]}" $(BENCH_ARGS)
 
 report: build
-	@bench/report.py $(REPORT_ARGS) $(BENCH_ARGS)
+	@bench/report.py --peers $(REPORT_ARGS) $(BENCH_ARGS)
 
 fuzz:
 	@scripts/setup test
