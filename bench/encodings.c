@@ -318,6 +318,73 @@ static void measure_plans(int repeat) {
   free(bits);
 }
 
+/* What memory gives to whoever reads it in pieces: the limit of plain decoding on a paged cache, where a piece is what
+ * one KV head has in one page. */
+typedef struct pieces {
+  const unsigned char *data;
+  const int32_t *order;
+  size_t bytes, count;
+  size_t threads;
+  uint64_t *sums;
+} pieces;
+
+static void read_pieces(void *arg, size_t thread) {
+  const pieces *p = arg;
+  uint64_t sum = 0;
+  for (size_t n = p->count * thread / p->threads; n < p->count * (thread + 1) / p->threads; n++) {
+    const unsigned char *piece = p->data + (size_t)p->order[n] * p->bytes;
+    const unsigned char *next = p->data + (size_t)p->order[n + 2 < p->count ? n + 2 : n] * p->bytes;
+    for (size_t at = 0; at < p->bytes; at += 64) {
+      uint64_t words[8];
+#if defined(__GNUC__)
+      __builtin_prefetch(next + at, 0, 3);
+#endif
+      memcpy(words, piece + at, sizeof words);
+      sum += words[0] ^ words[1] ^ words[2] ^ words[3] ^ words[4] ^ words[5] ^ words[6] ^ words[7];
+    }
+  }
+  p->sums[thread] = sum;
+}
+
+static void measure_pieces(int64_t threads, const treeattn_executor *executor) {
+  enum { ROUNDS = 5 };
+  const size_t total = (size_t)512 << 20;
+  static const size_t kib[] = {4, 4, 8, 16, 64};
+  unsigned char *data = take(total);
+  int32_t *order = take(total / 4096 * sizeof *order);
+  uint64_t *sums = take((size_t)threads * sizeof *sums);
+  memset(data, 1, total);
+  printf("\nReading 512 MiB in pieces, asked for two pieces ahead, GB/s:\n\n| | in order |");
+  for (size_t k = 1; k < sizeof kib / sizeof *kib; k++) {
+    printf(" %zu KiB at random |", kib[k]);
+  }
+  printf("\n|---|--:|--:|--:|--:|--:|\n| %lld threads |", (long long)threads);
+  for (size_t k = 0; k < sizeof kib / sizeof *kib; k++) {
+    pieces p = {data, order, kib[k] << 10, total / (kib[k] << 10), (size_t)threads, sums};
+    uint64_t random = 1;
+    for (size_t n = 0; n < p.count; n++) {
+      const size_t other = k == 0 ? n : (size_t)problem_random_below(&random, (int64_t)n + 1);
+      order[n] = order[other];
+      order[other] = (int32_t)n;
+    }
+    double best = INFINITY;
+    for (int round = 0; round < ROUNDS; round++) {
+      const double start = cli_seconds();
+      if (executor->parallel_for == NULL) {
+        read_pieces(&p, 0);
+      } else if (executor->parallel_for(executor->context, read_pieces, &p, (size_t)threads) != 0) {
+        fail("parallel_for", NULL);
+      }
+      best = fmin(best, cli_seconds() - start);
+    }
+    printf(" %.1f |", (double)total / best / 1e9);
+  }
+  printf("\n");
+  free(data);
+  free(order);
+  free(sums);
+}
+
 int main(int argc, char **argv) {
   const long online = sysconf(_SC_NPROCESSORS_ONLN);
   const int64_t threads = argc > 1 ? atoll(argv[1]) : online;
@@ -344,6 +411,7 @@ int main(int argc, char **argv) {
     }
   }
   measure_plans(repeat);
+  measure_pieces(threads, &executor);
   treeattn_pool_destroy(pool);
   return same ? 0 : 1;
 }

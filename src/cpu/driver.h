@@ -49,7 +49,7 @@ typedef struct ta_block {
   int64_t num_segments;
 } ta_block;
 
-/* Keys of a chunk of values that a few rows take straight from the cache. */
+/* Keys of a chunk that a few rows take straight from the cache; what comes next is asked for a chunk ahead. */
 enum { TA_FEW_CHUNK = 32, TA_MAX_CHUNK = 256 };
 
 /* driver_segments.c: cuts the leaf into segments and records what each node of the block sees. */
