@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * OpenBLAS as a peer, unfused: for each KV head a product of all its rows with K, a masked softmax, a product with V.
+ * KV heads, and where these are too few parts of their rows, go to threads; each product runs on one of them, which is
+ * faster than products that are spread over threads one after another.
  * OpenBLAS has no 16-bit cache: it gets one in f32, converted outside the time. The softmax is as good as a compiler
- * makes it: one pass for the maximum, one for exponentials by a polynomial, rows spread over the same number of threads.
+ * makes it: one pass for the maximum, one for exponentials by a polynomial.
  */
 #include <cblas.h>
 #include <math.h>
@@ -21,16 +23,13 @@
 #endif
 
 static peer_problem problem;
-static float *keys, *values; /* [G][T][D] */
-static float *hidden;        /* [N][T]: what is added to a score */
-static float *scores;        /* [group * N][T] */
-static float *mixed;         /* [group * N][D] */
+static float *keys, *values;   /* [G][T][D] */
+static float *hidden;          /* [N][T]: what is added to a score */
+static float *scores;          /* [H * N][T] */
+static float *mixed;           /* [H * N][D] */
+static int64_t rows_per_head;  /* of a KV head: group * N */
+static int64_t parts_per_head; /* tasks that a KV head's rows make */
 static treeattn_pool *pool;
-static int64_t kv_head;
-
-static int64_t rows_of_kv_head(void) {
-  return problem.num_heads / problem.num_kv_heads * problem.num_nodes;
-}
 
 /* s = exp(s + mask) / sum, -1e30 in the mask standing for hidden. */
 EACH_PROCESSOR static void softmax(float *s, const float *mask, int64_t count) {
@@ -67,41 +66,45 @@ EACH_PROCESSOR static void softmax(float *s, const float *mask, int64_t count) {
   }
 }
 
-static void softmax_task(void *arg, size_t row) {
+/* Some rows of a KV head, which lie one after another as [head][node]. */
+static void task(void *arg, size_t index) {
+  const int64_t g = (int64_t)index / parts_per_head;
+  const int64_t part = (int64_t)index % parts_per_head;
+  const int64_t first = g * rows_per_head + rows_per_head * part / parts_per_head;
+  const int64_t end = g * rows_per_head + rows_per_head * (part + 1) / parts_per_head;
+  const int rows = (int)(end - first);
+  const int slots = (int)problem.num_slots;
+  const int dim = (int)problem.head_dim;
+  const int64_t cache = g * problem.num_slots * problem.head_dim;
+  float *s = scores + first * slots;
+  float *out = mixed + first * dim;
   (void)arg;
-  softmax(scores + (int64_t)row * problem.num_slots, hidden + (int64_t)row % problem.num_nodes * problem.num_slots,
-          problem.num_slots);
-}
-
-/* Row (h, n) of the KV head to out [N][H][D]. */
-static void store_task(void *arg, size_t row) {
-  (void)arg;
-  const int64_t h = kv_head * (problem.num_heads / problem.num_kv_heads) + (int64_t)row / problem.num_nodes;
-  const int64_t n = (int64_t)row % problem.num_nodes;
-  memcpy(problem.out + (n * problem.num_heads + h) * problem.head_dim, mixed + (int64_t)row * problem.head_dim,
-         (size_t)problem.head_dim * sizeof *mixed);
-}
-
-static void for_each_row(void (*task)(void *, size_t)) {
-  const treeattn_executor executor = treeattn_pool_executor(pool);
-  if (executor.parallel_for(executor.context, task, NULL, (size_t)rows_of_kv_head()) != 0) {
-    exit(1);
+  if (rows == 0) {
+    return;
+  }
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, slots, dim, problem.scale, problem.q + first * dim, dim,
+              keys + cache, dim, 0.0f, s, slots);
+  for (int64_t row = first; row < end; row++) {
+    softmax(scores + row * slots, hidden + row % problem.num_nodes * slots, slots);
+  }
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, slots, 1.0f, s, slots, values + cache, dim, 0.0f,
+              out, dim);
+  for (int64_t row = first; row < end; row++) {
+    const int64_t h = row / problem.num_nodes;
+    const int64_t n = row % problem.num_nodes;
+    memcpy(problem.out + (n * problem.num_heads + h) * dim, mixed + row * dim, (size_t)dim * sizeof *mixed);
   }
 }
 
 static void run(void) {
-  const int rows = (int)rows_of_kv_head();
-  const int slots = (int)problem.num_slots;
-  const int dim = (int)problem.head_dim;
-  const int64_t cache = problem.num_slots * problem.head_dim;
-  for (kv_head = 0; kv_head < problem.num_kv_heads; kv_head++) {
-    const float *q = problem.q + kv_head * rows * dim;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, slots, dim, problem.scale, q, dim,
-                keys + kv_head * cache, dim, 0.0f, scores, slots);
-    for_each_row(softmax_task);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, slots, 1.0f, scores, slots,
-                values + kv_head * cache, dim, 0.0f, mixed, dim);
-    for_each_row(store_task);
+  const treeattn_executor executor = treeattn_pool_executor(pool);
+  const size_t tasks = (size_t)(problem.num_kv_heads * parts_per_head);
+  if (executor.parallel_for == NULL) {
+    for (size_t n = 0; n < tasks; n++) {
+      task(NULL, n);
+    }
+  } else if (executor.parallel_for(executor.context, task, NULL, tasks) != 0) {
+    exit(1);
   }
 }
 
@@ -114,7 +117,7 @@ static bool take(float **array, int64_t count) {
 static const char *load(const peer_problem *next) {
   problem = *next;
   const int64_t cache = problem.num_kv_heads * problem.num_slots * problem.head_dim;
-  const int64_t rows = rows_of_kv_head();
+  const int64_t rows = problem.num_heads * problem.num_nodes;
   if (!take(&keys, cache) || !take(&values, cache) || !take(&hidden, problem.num_nodes * problem.num_slots) ||
       !take(&scores, rows * problem.num_slots) || !take(&mixed, rows * problem.head_dim)) {
     return "out of memory";
@@ -130,7 +133,9 @@ static const char *load(const peer_problem *next) {
   if (treeattn_pool_create(problem.num_threads, &pool, NULL) != TREEATTN_OK) {
     return "no thread pool";
   }
-  openblas_set_num_threads(problem.num_threads);
+  rows_per_head = rows / problem.num_kv_heads;
+  parts_per_head = (problem.num_threads + problem.num_kv_heads - 1) / problem.num_kv_heads;
+  openblas_set_num_threads(1);
   return NULL;
 }
 

@@ -7,10 +7,10 @@
 #include "bench_state.h"
 #include "seed.h"
 
-/* Threads that spin after their work would take the processors from whoever is timed next. */
+/* Threads spin after their work, ggml's for 130 ms, and would take the processors from whoever is timed next. */
 void bench_rest(const bench_setup *setup) {
   if (bench_peers_count(setup->peers) > 0) {
-    const struct timespec pause = {0, 60000000};
+    const struct timespec pause = {0, 200000000};
     (void)nanosleep(&pause, NULL);
   }
 }
