@@ -13,7 +13,7 @@ BENCH_ARGS ?=
 REPORT_ARGS ?=
 DEMO = build/release/treeattn-demo examples/data/code.safetensors
 
-.PHONY: help build demo demo-generate test exhaustive bench report fuzz install format lint clean
+.PHONY: help build demo demo-generate test exhaustive bench report plots fuzz install format lint clean
 
 help:
 	@echo 'make build                 the library and the command line, in build/release'
@@ -25,6 +25,7 @@ help:
 	@echo 'make bench                 measurements of this machine, beside OpenBLAS, ggml and PyTorch where they are'
 	@echo '                           (BENCH_ARGS=... are options of treeattn bench; PYTHON=... one that has torch)'
 	@echo 'make report                the same with hardware, commit and command into bench/results/ (REPORT_ARGS=...)'
+	@echo 'make plots                 time against nodes and against keys, with the floor, as SVG in docs/ (needs gnuplot)'
 	@echo 'make fuzz                  each fuzzer for FUZZ_SECONDS (60)'
 	@echo 'make install PREFIX=dir    headers, libraries, pkg-config, CMake package; the command line in dir/bin'
 	@echo 'make format | lint         lay out the C files | check them without changing anything'
@@ -59,6 +60,9 @@ bench: build
 
 report: build
 	@bench/report.py --peers $(REPORT_ARGS) $(BENCH_ARGS)
+
+plots: build
+	@bench/plot.py --peers $(REPORT_ARGS) $(BENCH_ARGS)
 
 fuzz:
 	@scripts/setup test

@@ -49,6 +49,12 @@ def compilers(build):
     return ", ".join(version + ([kind.group(1)] if kind else []))
 
 
+def portable(command):
+    """A command line without the folders of one machine."""
+    return [" ".join(pathlib.PurePath(part).name if part.startswith("/") else part for part in word.split(" "))
+            for word in command]
+
+
 def table(results):
     head = ["", "H", "HKV", "D", "N", "KV", "cache", "median ms", "min ms", "floor ms", "share", "GB/s", "GFLOP/s",
             "seed's algorithm ms", "ratio", "plan µs", "scratch MB", "all scores MB", "seed's MB", "error", "seed's error",
@@ -110,7 +116,7 @@ def main():
     if done.returncode != 0:
         raise SystemExit(done.returncode)
     results = json.loads(done.stdout)
-    results["command"] = command
+    results["command"] = portable(command)
     results["commit"] = commit()
     results["compiler"] = compilers((ROOT / options.treeattn).parent)
     results["hardware"] = hardware()
@@ -123,7 +129,7 @@ def main():
     lines = [
         f"# {results['cpu']}, {results['threads']} threads, {results['workloads'][0]['isa']}", "",
         f"treeattn {results['version']}, commit {results['commit']}, {results['compiler']}.  ",
-        f"`{shlex.join(command)}`; median of {results['repeat']} runs, library and seed's algorithm "
+        f"`{shlex.join(results['command'])}`; median of {results['repeat']} runs, library and seed's algorithm "
         f"({results['seed_isa']}) in turn.  ",
         f"Measured in the same run ({results['peak_instructions']}): {results['peak_gflop_per_s']:.0f} GFLOP/s, "
         f"{results['peak_gexp_per_s']:.1f} Gexp/s, {results['memory_gb_per_s']:.1f} GB/s read from memory.  ",
