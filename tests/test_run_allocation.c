@@ -113,7 +113,7 @@ static void test_runs_allocate_nothing(void **state) {
   static const int64_t page_sizes[] = {0, 16};
   for (int n = 0; n < NUM_WORKLOAD_SHAPES; n++) {
     workload_shape shape = workload_shapes[n];
-    shape.kv_len = test_quick() ? 1024 : shape.kv_len;
+    shape.kv_len = test_quick() ? 256 : shape.kv_len;
     for (size_t w = 0; w < sizeof workers / sizeof *workers; w++) {
       const int64_t page_size = page_sizes[(n + (int)w) % 2];
       treeattn_plan *plan = shape_plan(&shape, TREEATTN_ISA_AUTO, workers[w], page_size);
@@ -132,24 +132,6 @@ static void test_counter_sees_the_library(void **state) {
   treeattn_plan *plan = shape_plan(&workload_shapes[0], TREEATTN_ISA_AUTO, 1, 0);
   CHECK(num_allocations == 1, "treeattn_plan_create allocates %d times", num_allocations);
   treeattn_plan_destroy(plan);
-
-  enum { D = 128, N = 4, KV = 64 };
-  static float q[N * D], k[KV * D], v[KV * D], mask[N * KV], out[N * D];
-  const treeattn_tree_attention_params params = {1, 1, D, KV, KV, 0.1f, N, KV};
-  const treeattn_tensor tensors[] = {{q, sizeof q, TREEATTN_F32},
-                                     {k, sizeof k, TREEATTN_F32},
-                                     {v, sizeof v, TREEATTN_F32},
-                                     {mask, sizeof mask, TREEATTN_F32},
-                                     {out, sizeof out, TREEATTN_F32}};
-  const size_t tmp_bytes = treeattn_tmp_buffer_bytes(1, D, N);
-  void *memory = malloc(tmp_bytes);
-  CHECK(memory != NULL, "no memory");
-  const treeattn_tensor tmp = {memory, tmp_bytes, TREEATTN_F32};
-  num_allocations = 0;
-  CHECK_OK(treeattn_tree_attention(&params, &tensors[0], &tensors[1], &tensors[2], &tensors[3], &tensors[4], &tmp, NULL,
-                                   &error));
-  CHECK(num_allocations > 0, "one call whose working memory does not fit into tmp was expected to allocate");
-  free(memory);
 }
 
 int main(void) {

@@ -96,8 +96,8 @@ typedef struct ta_rows {
   const void *next[TA_MAX_CHUNK];
 } ta_rows;
 
-/* Cache rows of the shared positions [o, o + keys) of the leaf. Neighbouring slots of the prefix, or of a page of it, are
- * a stride apart: dividing by the page size for each would cost more than a key's share of the arithmetic. */
+/* Cache rows of the shared positions [o, o + keys) of the leaf. Neighbouring slots of the prefix, or of a page of it,
+ * are a stride apart: dividing by the page size for each would cost as much as a tenth of a key's arithmetic. */
 static inline void ta_list_rows(const ta_block *b, const void *base, int64_t stride_page, int64_t stride_head,
                                 int64_t stride_slot, int64_t o, int64_t keys, const void **rows) {
   const treeattn_plan *plan = b->plan;
