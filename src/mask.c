@@ -2,6 +2,8 @@
 /* Mask encodings to what a row sees. */
 #include "mask.h"
 
+#include <string.h>
+
 static uint64_t bits_of_f32(const float *cells, int64_t count, ta_scan_cells_fn scan, ta_mask_facts *facts) {
   if (count == 64 && scan != NULL) {
     unsigned found[2] = {0, 0};
@@ -25,9 +27,30 @@ static uint64_t bits_of_f32(const float *cells, int64_t count, ta_scan_cells_fn 
   return bits;
 }
 
+/* Eight bytes as a number whose lowest byte is the first. */
+static uint64_t load_eight(const uint8_t *bytes) {
+  uint64_t word = 0;
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  memcpy(&word, bytes, sizeof word);
+#else
+  for (int n = 0; n < 8; ++n) {
+    word |= (uint64_t)bytes[n] << (8 * n);
+  }
+#endif
+  return word;
+}
+
 static uint64_t bits_of_bool(const uint8_t *cells, int64_t count) {
   uint64_t bits = 0;
-  for (int64_t c = 0; c < count; ++c) {
+  int64_t c = 0;
+  for (; c + 8 <= count; c += 8) {
+    /* The top bit of each byte that is not zero, then the eight of them side by side. */
+    const uint64_t word = load_eight(cells + c);
+    const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f);
+    const uint64_t nonzero = (((word & low) + low) | word) & ~low;
+    bits |= ((nonzero >> 7) * UINT64_C(0x0102040810204080) >> 56) << c;
+  }
+  for (; c < count; ++c) {
     bits |= (uint64_t)(cells[c] != 0) << c;
   }
   return bits;
@@ -35,6 +58,9 @@ static uint64_t bits_of_bool(const uint8_t *cells, int64_t count) {
 
 /* Reads only the bytes that hold the columns asked for. */
 static uint64_t bits_of_bits(const uint8_t *row, int64_t column, int64_t count) {
+  if (column % 8 == 0 && count == 64) {
+    return load_eight(row + column / 8);
+  }
   uint64_t bits = 0;
   int64_t done = 0;
   while (done < count) {
@@ -61,6 +87,27 @@ uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, 
     case TREEATTN_MASK_INTERVALS: break;
   }
   return 0;
+}
+
+void ta_mask_words(treeattn_mask_kind kind, const void *row, int64_t column, int64_t num_words, uint64_t *words,
+                   ta_scan_cells_fn scan, ta_mask_facts *facts) {
+  if (kind == TREEATTN_MASK_DENSE_F32 && scan != NULL) { /* facts are collected once: this is most of a dense plan */
+    const float *cells = (const float *)row + column;
+    unsigned found[2] = {0, 0};
+    for (int64_t n = 0; n < num_words; ++n) {
+      words[n] = scan(cells + 64 * n, found);
+    }
+    facts->has_bias = facts->has_bias || found[0] != 0;
+    facts->has_invalid = facts->has_invalid || found[1] != 0;
+  } else if (kind == TREEATTN_MASK_DENSE_BOOL) {
+    for (int64_t n = 0; n < num_words; ++n) {
+      words[n] = bits_of_bool((const uint8_t *)row + column + 64 * n, 64);
+    }
+  } else {
+    for (int64_t n = 0; n < num_words; ++n) {
+      words[n] = ta_mask_bits(kind, row, column + 64 * n, 64, scan, facts);
+    }
+  }
 }
 
 static void sift_down(const int32_t *intervals, int32_t *heap, int64_t root, int64_t count) {

@@ -25,6 +25,10 @@ typedef uint64_t (*ta_scan_cells_fn)(const float *cells, unsigned facts[2]);
 TA_HIDDEN uint64_t ta_mask_bits(treeattn_mask_kind kind, const void *row, int64_t column, int64_t count,
                                 ta_scan_cells_fn scan, ta_mask_facts *facts);
 
+/* The same for num_words * 64 columns from `column` on. */
+TA_HIDDEN void ta_mask_words(treeattn_mask_kind kind, const void *row, int64_t column, int64_t num_words,
+                             uint64_t *words, ta_scan_cells_fn scan, ta_mask_facts *facts);
+
 /* Turns intervals [N][2] into parents. `order` is working memory for N numbers. */
 TA_HIDDEN treeattn_status ta_mask_intervals_to_parents(int64_t num_nodes, const int32_t *intervals, int32_t *order,
                                                        int32_t *parents, treeattn_error *error);

@@ -23,8 +23,7 @@ typedef struct ta_request {
   const uint64_t *prefix_bits;  /* ... unless this is not NULL: bit p of the row's prefix_words words */
   int64_t prefix_words;
 
-  /* Trees: by node. A run is a maximal chain of nodes each of which is the parent of the next and has the next index.
-   * */
+  /* Trees: by node. A run is a maximal chain of nodes, each the parent of the next and the one before it by index. */
   const int32_t *parent, *run_start;
   /* Masks: bit j of a row's tail_words words says that it sees slot prefix_len + j. */
   const uint64_t *tail_bits;

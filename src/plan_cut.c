@@ -3,7 +3,7 @@
 #include "cpu/backend.h"
 #include "plan.h"
 
-/* Rows of a block: what fits into a share of a core's second-level cache together with its scores and partial results. */
+/* Rows of a block: what fits into a share of a core's second-level cache with its scores and partial results. */
 static int64_t most_block_rows(const treeattn_plan *plan) {
   if (plan->kernels == NULL) {
     return plan->group;
@@ -87,12 +87,29 @@ static double span_of(const treeattn_plan *plan, const ta_request *request) {
   return (double)div_up(tasks, plan->num_workers) * task_cost(plan, request);
 }
 
-/* A lone request: the cut with the shortest span, the coarsest among equals. Two tasks a worker let a slow one be helped. */
+/* Whether the scratch that a cut of a lone request asks for stays within a mebibyte for each worker. */
+static bool is_frugal(const treeattn_plan *plan, const ta_request *request) {
+  treeattn_plan cut = *plan;
+  cut.max_block_rows = request->nodes_per_block * request->heads_per_block;
+  cut.max_block_nodes = request->nodes_per_block;
+  const double rows = (double)request->num_rows * (double)plan->num_heads;
+  const double partial =
+      request->num_chunks > 1 ? rows * (double)request->num_chunks * (double)ta_partial_floats(plan) * 4.0 : 0.0;
+  const size_t worker = plan->kernels == NULL ? ta_scalar_worker_bytes(&cut) : ta_driver_worker_bytes(&cut);
+  const double limit = (double)plan->num_workers * (1 << 20) - 2 * TA_ARENA_ALIGNMENT;
+  return partial + (double)worker * (double)plan->num_workers <= limit;
+}
+
+/*
+ * A lone request: the cut with the shortest span, the coarsest among equals, frugal ones first. Two tasks a worker let
+ * a slow one be helped.
+ */
 static void cut_lone_request(const treeattn_plan *plan, int64_t block_rows, ta_request *request) {
   static const int64_t chunk_leaves[] = {0, TA_GROUP_LEAVES, 1};
   const int64_t vector = plan->kernels == NULL ? 1 : plan->kernels->row_vector;
   ta_request best = *request;
   double best_span = 0;
+  bool best_frugal = false;
   for (size_t n = 0; n < sizeof chunk_leaves / sizeof *chunk_leaves; ++n) {
     for (int64_t rows = block_rows; rows >= vector && 4 * rows >= block_rows; rows -= vector) {
       ta_request candidate = *request;
@@ -100,9 +117,11 @@ static void cut_lone_request(const treeattn_plan *plan, int64_t block_rows, ta_r
       cut_leaves(chunk_leaves[n], &candidate);
       const int64_t tasks = candidate.num_blocks * plan->num_kv_heads * candidate.num_chunks;
       const double span = span_of(plan, &candidate) * (tasks < 2 * plan->num_workers ? 1.25 : 1.0);
-      if (best_span == 0 || span < 0.98 * best_span) {
+      const bool frugal = is_frugal(plan, &candidate);
+      if (best_span == 0 || (frugal && !best_frugal) || (frugal == best_frugal && span < 0.98 * best_span)) {
         best = candidate;
         best_span = span;
+        best_frugal = frugal;
       }
     }
   }
@@ -163,8 +182,7 @@ bool ta_plan_task(const treeattn_plan *plan, int stage, int64_t index, ta_task *
   if ((stage != 0 && stage != 1) || index < 0 || index >= plan->num_tasks[stage]) {
     return false;
   }
-  /* The last request whose first task is not beyond the index; requests without tasks share their successor's number.
-   * */
+  /* The last request whose first task is not beyond the index; one without tasks shares its successor's number. */
   int64_t low = 0;
   int64_t high = plan->num_requests - 1;
   while (low < high) {

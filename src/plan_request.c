@@ -249,12 +249,12 @@ static uint64_t slot_bits(treeattn_mask_kind kind, const void *row, int64_t firs
   return bits;
 }
 
+/* In sums of neighbours: a loop over ones would take longer than reading the mask. */
 static int64_t count_ones(uint64_t bits) {
-  int64_t count = 0;
-  for (; bits != 0; bits &= bits - 1) {
-    ++count;
-  }
-  return count;
+  const uint64_t pairs = bits - (bits >> 1 & UINT64_C(0x5555555555555555));
+  const uint64_t fours = (pairs & UINT64_C(0x3333333333333333)) + (pairs >> 2 & UINT64_C(0x3333333333333333));
+  const uint64_t bytes = (fours + (fours >> 4)) & UINT64_C(0x0f0f0f0f0f0f0f0f);
+  return (int64_t)(bytes * UINT64_C(0x0101010101010101) >> 56);
 }
 
 /* Where a dense mask is invalid: found again, column by column, once it is known to be. */
@@ -311,15 +311,20 @@ static treeattn_status fill_positions(int64_t index, const treeattn_request *in,
  * *plain whether it sees everything from there on. */
 static int64_t read_prefix(const treeattn_request *in, const void *row, int64_t first_slot, const ta_request *out,
                            uint64_t *bits, ta_scan_cells_fn scan, ta_mask_facts *facts, bool *plain) {
+  const int64_t before = ta_min_i64((first_slot + 63) / 64, out->prefix_words); /* words with slots before the mask */
+  const int64_t whole = ta_max_i64(out->prefix_len / 64 - before, 0);
+  ta_mask_words(in->mask_kind, row, 64 * before - first_slot, whole, bits + before, scan, facts);
   int64_t first = out->prefix_len;
   int64_t seen = 0;
   for (int64_t word = 0; word < out->prefix_words; ++word) {
     const int64_t slot = 64 * word;
-    bits[word] = slot_bits(in->mask_kind, row, first_slot, slot, ta_min_i64(64, out->prefix_len - slot), scan, facts);
+    if (word < before || word >= before + whole) {
+      bits[word] = slot_bits(in->mask_kind, row, first_slot, slot, ta_min_i64(64, out->prefix_len - slot), scan, facts);
+    }
     if (bits[word] != 0 && first == out->prefix_len) {
       first = slot + count_ones((bits[word] & (~bits[word] + 1)) - 1);
     }
-    seen += count_ones(bits[word]);
+    seen += bits[word] == ~(uint64_t)0 ? 64 : count_ones(bits[word]);
   }
   *plain = seen == out->prefix_len - first;
   return first;

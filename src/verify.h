@@ -37,8 +37,9 @@ TA_HIDDEN treeattn_status ta_rows_check(const treeattn_verify_rows *rows, int64_
 /* ---- rows as weights ---- */
 
 /*
- * A distribution up to its total: values[t] / total. Values are padded with zeros to whole blocks, so that every loop over a
- * block has one length; sums[b] is the sum of block b in one fixed order, total the sum of sums in ascending order.
+ * A distribution up to its total: values[t] / total. Values are padded with zeros to whole blocks, so that every loop
+ * over a block has one length; sums[b] is the sum of block b in one fixed order, total the sum of sums in ascending
+ * order.
  */
 enum { TA_WEIGHTS_BLOCK = 256 };
 

@@ -63,7 +63,7 @@ TA_FUNCTION double ta_log_double(double x) {
   /* x = 2^e m with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh(f), f = (m - 1) / (m + 1), |f| < 0.172. */
   const uint64_t half_sqrt = UINT64_C(0x3fe6a09e667f3bcd);
   const uint64_t fraction = UINT64_C(0x000fffffffffffff);
-  /* e + 1023 in the upper bits. It becomes a double as the low bits of 2^52, since vectors convert no 64-bit integers. */
+  /* e + 1023 in the upper bits. It becomes a double as the low bits of 2^52: vectors convert no 64-bit integers. */
   const uint64_t bits = (uint64_t)ta_double_to_bits(x) + (UINT64_C(1023) << 52) - half_sqrt;
   const double e = ta_double_from_bits((int64_t)(bits >> 52 | UINT64_C(0x4330000000000000))) - (0x1.0p52 + 1023.0);
   const double m = ta_double_from_bits((int64_t)((bits & fraction) + half_sqrt));

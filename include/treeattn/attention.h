@@ -43,8 +43,8 @@ extern "C" {
 
 /* ---- what a row sees ------------------------------------------------------------------------------------- */
 
-/* The dense f32 mask: 0 is attended, this value and anything below it (and -infinity) is hidden. Any value above it is a
- * bias that is added to the score after scale and softcap. NaN, +infinity and what is above 2^127 are errors. */
+/* The dense f32 mask: 0 is attended, this value and anything below it (and -infinity) is hidden. Any value above it is
+ * a bias that is added to the score after scale and softcap. NaN, +infinity and what is above 2^127 are errors. */
 #define TREEATTN_MASK_HIDDEN (-65504.0f)
 
 typedef enum treeattn_mask_kind {
@@ -333,9 +333,11 @@ TREEATTN_API treeattn_executor treeattn_pool_executor(treeattn_pool *pool);
  * Parameters, tensors, checks and messages as engines on the one-call interface know them:
  *
  *   q       [num_heads][q_seq_len][head_dim]          f32
- *   k, v    [num_kv_heads][kv_capacity][head_dim]     f32 or f16 (bf16 too), both the same; rows >= kv_seq_len are
- *   not data mask    [q_seq_len][mask_stride]                  f32, see TREEATTN_MASK_HIDDEN; the rows are the last
- *   q_seq_len slots output  [q_seq_len][num_heads][head_dim]          f32: query-outer, unlike q
+ *   k, v    [num_kv_heads][kv_capacity][head_dim]     f32 or f16 (bf16 too), both the same;
+ *                                                     rows >= kv_seq_len are not data
+ *   mask    [q_seq_len][mask_stride]                  f32, see TREEATTN_MASK_HIDDEN;
+ *                                                     its rows are the last q_seq_len slots
+ *   output  [q_seq_len][num_heads][head_dim]          f32: query-outer, unlike q
  *   tmp     treeattn_tmp_buffer_bytes(...)
  *
  * Rejected, naming field and values: head_dim outside {128, 256, 512}; num_heads or num_kv_heads 0; num_heads not a

@@ -101,7 +101,7 @@ static inline void v_transpose(vf x[16]) {
     x[n + 2] = _mm512_shuffle_ps(a[n + 1], a[n + 3], 0x44);
     x[n + 3] = _mm512_shuffle_ps(a[n + 1], a[n + 3], 0xee);
   }
-  /* x[4 m + n] holds column n of each 128-bit quarter of rows 4 m .. 4 m + 3: a 4 x 4 transposition of quarters is left. */
+  /* x[4 m + n] holds column n of each 128-bit quarter of rows 4 m .. 4 m + 3; left is to transpose the quarters. */
   for (int n = 0; n < 4; ++n) {
     const vf low = _mm512_shuffle_f32x4(x[n], x[n + 4], 0x88);
     const vf high = _mm512_shuffle_f32x4(x[n], x[n + 4], 0xdd);

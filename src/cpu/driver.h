@@ -49,7 +49,7 @@ typedef struct ta_block {
   int64_t num_segments;
 } ta_block;
 
-/* Keys of a chunk of values that a few rows take straight from the cache. */
+/* Keys of a chunk that a few rows take straight from the cache; what comes next is asked for a chunk ahead. */
 enum { TA_FEW_CHUNK = 32, TA_MAX_CHUNK = 256 };
 
 /* driver_segments.c: cuts the leaf into segments and records what each node of the block sees. */
@@ -96,17 +96,37 @@ typedef struct ta_rows {
   const void *next[TA_MAX_CHUNK];
 } ta_rows;
 
-/* Keys, or values, of the shared positions [o, o + keys) of the leaf. */
-static inline void ta_list_keys(const ta_block *b, int64_t o, int64_t keys, const void **rows) {
-  for (int64_t j = 0; j < keys; ++j) {
-    rows[j] = ta_key_row(b, ta_common_slot(b, o + j));
+/* Cache rows of the shared positions [o, o + keys) of the leaf. Neighbouring slots of the prefix, or of a page of it,
+ * are a stride apart: dividing by the page size for each would cost as much as a tenth of a key's arithmetic. */
+static inline void ta_list_rows(const ta_block *b, const void *base, int64_t stride_page, int64_t stride_head,
+                                int64_t stride_slot, int64_t o, int64_t keys, const void **rows) {
+  const treeattn_plan *plan = b->plan;
+  const ta_request *request = b->task->request;
+  const int64_t step = stride_slot * (plan->kv_dtype == TREEATTN_F32 ? 4 : 2);
+  for (int64_t j = 0; j < keys;) {
+    const int64_t p = b->base + o + j;
+    const int64_t slot = ta_common_slot(b, o + j);
+    int64_t run = 1;
+    if (p < request->prefix_len) {
+      run = ta_min_i64(keys - j, request->prefix_len - p);
+      run = plan->paged ? ta_min_i64(run, plan->page_size - slot % plan->page_size) : run;
+    }
+    const char *row = ta_cache_row(plan, request, base, slot, b->task->g, stride_page, stride_head, stride_slot);
+    for (; run > 0; --run) {
+      rows[j++] = row;
+      row += step;
+    }
   }
 }
 
+static inline void ta_list_keys(const ta_block *b, int64_t o, int64_t keys, const void **rows) {
+  const treeattn_plan *plan = b->plan;
+  ta_list_rows(b, b->run->k, plan->k_stride_page, plan->k_stride_head, plan->k_stride_slot, o, keys, rows);
+}
+
 static inline void ta_list_values(const ta_block *b, int64_t o, int64_t keys, const void **rows) {
-  for (int64_t j = 0; j < keys; ++j) {
-    rows[j] = ta_value_row(b, ta_common_slot(b, o + j));
-  }
+  const treeattn_plan *plan = b->plan;
+  ta_list_rows(b, b->run->v, plan->v_stride_page, plan->v_stride_head, plan->v_stride_slot, o, keys, rows);
 }
 
 static inline ta_ahead ta_ahead_none(void) {
@@ -132,7 +152,7 @@ static inline ta_ahead ta_ahead_of_keys(const ta_block *b, const ta_segment *s, 
   return ahead;
 }
 
-/* After values [.., o) of a segment: its next values, or the first keys of the next leaf where they are known to be seen. */
+/* After values [.., o) of a segment: its next values, or the next leaf's first keys where they are known to be seen. */
 static inline ta_ahead ta_ahead_of_values(const ta_block *b, const ta_segment *s, int64_t o, int64_t chunk,
                                           ta_rows *rows) {
   const treeattn_plan *plan = b->plan;
@@ -146,9 +166,7 @@ static inline ta_ahead ta_ahead_of_values(const ta_block *b, const ta_segment *s
     const int64_t left = b->task->request->prefix_len - (b->base + TA_LEAF);
     ahead.num_rows = ta_max_i64(0, ta_min_i64(chunk, left));
     ahead.row_bytes = plan->head_dim * element;
-    for (int64_t j = 0; j < ahead.num_rows; ++j) {
-      rows->next[j] = ta_key_row(b, b->base + TA_LEAF + j);
-    }
+    ta_list_keys(b, TA_LEAF, ahead.num_rows, rows->next);
   }
   return ahead;
 }

@@ -33,7 +33,7 @@ static void value_shared(const ta_block *b, const ta_segment *s, int64_t begin, 
                      keys, whole ? b->memory.leaf_out : b->memory.block_out, b->shape.ldo, &ahead);
 }
 
-/* Continues the chains of one node's rows: `keys` weights, ld apart, with the values from converted key first_key on. */
+/* Continues the chains of one node's rows: `keys` weights, ld apart, with the values of converted keys first_key .. */
 static void value_node_keys(const ta_block *b, int64_t n, const float *weights, int64_t first_key, int64_t keys) {
   const int64_t ld = b->shape.ld;
   ta_ahead ahead = ta_ahead_none();

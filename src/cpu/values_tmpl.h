@@ -85,9 +85,13 @@ static void NAME(values)(bool whole, const float *s, int64_t lds, int64_t rows, 
   }
 }
 
+/* Keys after which a strip asks for what comes next. */
+enum { STRIP_STEP = 8 };
+
 /* Channels [d, d + vectors * VW) of a few rows; the conversion is part of the load. */
 INLINE void value_strip(const int dtype, const int rows, const int vectors, const float *s, int64_t lds,
-                        const void *const *v, int64_t keys, int64_t d, float *out, int64_t ldo) {
+                        const void *const *v, int64_t keys, int64_t d, float *out, int64_t ldo, ta_ahead *ahead,
+                        int64_t lines) {
   vf sum[VALUE_ROWS][VALUE_VECTORS];
   UNROLL
   for (int r = 0; r < rows; ++r) {
@@ -97,6 +101,9 @@ INLINE void value_strip(const int dtype, const int rows, const int vectors, cons
     }
   }
   for (int64_t j = 0; j < keys; ++j) {
+    if (j % STRIP_STEP == 0) {
+      ask_ahead(ahead, lines);
+    }
     vf value[VALUE_VECTORS];
     UNROLL
     for (int n = 0; n < vectors; ++n) {
@@ -123,14 +130,13 @@ INLINE void value_strip(const int dtype, const int rows, const int vectors, cons
 
 INLINE void value_strips(const int dtype, const int rows, const float *s, int64_t lds, const void *const *v,
                          int64_t keys, int64_t count, float *out, int64_t ldo, ta_ahead *ahead) {
-  const int64_t lines = lines_per_step(ahead, count / PANEL);
+  const int64_t lines = lines_per_step(ahead, count / PANEL * ((keys + STRIP_STEP - 1) / STRIP_STEP));
   int64_t d = 0;
   for (; d + PANEL <= count; d += PANEL) {
-    ask_ahead(ahead, lines);
-    value_strip(dtype, rows, VALUE_VECTORS, s, lds, v, keys, d, out, ldo);
+    value_strip(dtype, rows, VALUE_VECTORS, s, lds, v, keys, d, out, ldo, ahead, lines);
   }
   for (; d + VW <= count; d += VW) {
-    value_strip(dtype, rows, 1, s, lds, v, keys, d, out, ldo);
+    value_strip(dtype, rows, 1, s, lds, v, keys, d, out, ldo, ahead, 0);
   }
 #ifdef TAIL8
   for (int r = 0; d < count && r < rows; ++r) {

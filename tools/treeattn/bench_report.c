@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints the measurements as a table, as CSV or as JSON. */
+/* Prints the measurements as CSV or as JSON; bench_table.c does it for readers. */
 #include <math.h>
 #include <string.h>
 
 #include "bench.h"
 #include "seed.h"
 
-typedef struct figures {
-  double floor, share, gigabytes, gigaflops, ratio;
-  bool is_memory;
-} figures;
-
-static figures figures_of(const bench_setup *setup, const bench_result *r) {
-  figures f = {.is_memory = false};
+bench_figures bench_figures_of(const bench_setup *setup, const bench_result *r) {
+  bench_figures f = {.is_memory = false};
   f.floor = bench_floor(&r->shape, &setup->rates, &f.is_memory);
   f.share = f.floor / r->library.median;
   f.gigabytes = bench_bytes(&r->shape) / r->library.median / 1e9;
@@ -21,12 +16,11 @@ static figures figures_of(const bench_setup *setup, const bench_result *r) {
   return f;
 }
 
-static int64_t kv_len(const bench_result *r) {
+int64_t bench_kv_len(const bench_result *r) {
   return r->shape.prefix_len + r->shape.num_nodes;
 }
 
-/* The processor's name, or what is known of it. */
-static const char *cpu_name(char *line, size_t bytes) {
+const char *bench_cpu_name(char *line, size_t bytes) {
   FILE *file = fopen("/proc/cpuinfo", "r");
   while (file != NULL && fgets(line, (int)bytes, file) != NULL) {
     char *colon = strchr(line, ':');
@@ -42,59 +36,19 @@ static const char *cpu_name(char *line, size_t bytes) {
   return "unknown processor";
 }
 
-int bench_print_table(const bench_setup *setup, const bench_result *results, size_t num_results) {
-  char line[256];
-  printf("treeattn %s, %s, %lld thread%s, isa %s, seed's algorithm with %s, median of %lld runs in turn\n",
-         treeattn_version(), cpu_name(line, sizeof line), (long long)setup->num_threads,
-         setup->num_threads == 1 ? "" : "s", treeattn_isa_name(results[0].isa), seed_isa_detect(),
-         (long long)setup->repeat);
-  printf("machine, best seen in this run: %.0f GFLOP/s and %.1f Gexp/s (%s), reads memory at %.1f GB/s\n\n",
-         setup->rates.flops / 1e9, setup->rates.exps / 1e9, setup->rates.name, setup->rates.bytes / 1e9);
-  printf("%-8s %3s %3s %4s %4s %6s %-5s|%9s %8s %8s %5s|%6s %7s|%8s %6s|%7s %8s|%8s %7s|%9s\n", "workload", "H", "HKV",
-         "D", "N", "KV", "cache", "median ms", "min ms", "floor ms", "share", "GB/s", "GFLOP/s", "seed ms", "ratio",
-         "plan us", "scratch", "error", "seed's", "same bits");
-  for (size_t n = 0; n < num_results; n++) {
-    const bench_result *r = &results[n];
-    const figures f = figures_of(setup, r);
-    printf("%-8s %3lld %3lld %4lld %4lld %6lld %-5s|%9.2f %8.2f %7.2f%c %4.0f%%|%6.1f %7.1f|", r->name,
-           (long long)r->shape.num_heads, (long long)r->shape.num_kv_heads, (long long)r->shape.head_dim,
-           (long long)r->shape.num_nodes, (long long)kv_len(r), treeattn_dtype_name(r->shape.kv_dtype),
-           r->library.median * 1e3, r->library.minimum * 1e3, f.floor * 1e3, f.is_memory ? 'm' : 'a', f.share * 100.0,
-           f.gigabytes, f.gigaflops);
-    if (r->has_seed) {
-      printf("%8.2f %5.2fx|", r->seed.median * 1e3, f.ratio);
-    } else {
-      printf("%8s %6s|", "-", "-");
-    }
-    printf("%7.1f %6.2fMB|%8.1e ", r->plan_seconds * 1e6, (double)r->scratch_bytes / 1e6, r->error);
-    if (r->has_seed) {
-      printf("%7.1e|", r->seed_error);
-    } else {
-      printf("%7s|", "-");
-    }
-    printf("%4lld/%-4lld\n", (long long)r->rows_same, (long long)r->rows_alone);
-  }
-  printf("\nfloor: m what memory, a what arithmetic and exponentials need at the rates above. error: worst of %lld "
-         "sampled rows "
-         "against float64.\nsame bits: rows decoded alone, after their path, on one thread, that carry the bits they "
-         "had in the "
-         "batch.\n",
-         (long long)results[0].rows_sampled);
-  return cli_finish(CLI_OK);
-}
-
 int bench_print_csv(const bench_setup *setup, const bench_result *results, size_t num_results) {
-  printf("workload,heads,kv_heads,head_dim,nodes,kv_len,kv_dtype,threads,isa,repeat,copies,median_ms,min_ms,floor_ms,"
-         "floor_kind,"
-         "share,gb_per_s,gflop_per_s,seed_median_ms,seed_min_ms,seed_ratio,plan_us,plan_bytes,scratch_bytes,error,seed_"
-         "error,"
-         "rows_alone,rows_same,peak_gflop_per_s,peak_gexp_per_s,memory_gb_per_s\n");
+  printf(
+      "workload,heads,kv_heads,head_dim,nodes,kv_len,kv_dtype,threads,isa,repeat,copies,median_ms,min_ms,floor_ms,"
+      "floor_kind,"
+      "share,gb_per_s,gflop_per_s,seed_median_ms,seed_min_ms,seed_ratio,plan_us,plan_bytes,scratch_bytes,unfused_bytes,"
+      "seed_bytes,error,seed_error,rows_alone,rows_same,rows_spoiled,peak_gflop_per_s,peak_gexp_per_s,memory_gb_per_"
+      "s\n");
   for (size_t n = 0; n < num_results; n++) {
     const bench_result *r = &results[n];
-    const figures f = figures_of(setup, r);
+    const bench_figures f = bench_figures_of(setup, r);
     printf("%s,%lld,%lld,%lld,%lld,%lld,%s,%lld,%s,%lld,%lld,%.6g,%.6g,%.6g,%s,%.4f,%.6g,%.6g,", r->name,
            (long long)r->shape.num_heads, (long long)r->shape.num_kv_heads, (long long)r->shape.head_dim,
-           (long long)r->shape.num_nodes, (long long)kv_len(r), treeattn_dtype_name(r->shape.kv_dtype),
+           (long long)r->shape.num_nodes, (long long)bench_kv_len(r), treeattn_dtype_name(r->shape.kv_dtype),
            (long long)setup->num_threads, treeattn_isa_name(r->isa), (long long)setup->repeat, (long long)r->num_copies,
            r->library.median * 1e3, r->library.minimum * 1e3, f.floor * 1e3, f.is_memory ? "memory" : "arithmetic",
            f.share, f.gigabytes, f.gigaflops);
@@ -103,12 +57,13 @@ int bench_print_csv(const bench_setup *setup, const bench_result *results, size_
     } else {
       printf(",,,");
     }
-    printf("%.3f,%zu,%zu,%.3g,", r->plan_seconds * 1e6, r->plan_bytes, r->scratch_bytes, r->error);
+    printf("%.3f,%zu,%zu,%.0f,%.0f,%.3g,", r->plan_seconds * 1e6, r->plan_bytes, r->scratch_bytes,
+           bench_unfused_bytes(&r->shape), bench_seed_bytes(&r->shape), r->error);
     if (r->has_seed) {
       printf("%.3g", r->seed_error);
     }
-    printf(",%lld,%lld,%.6g,%.6g,%.6g\n", (long long)r->rows_alone, (long long)r->rows_same, setup->rates.flops / 1e9,
-           setup->rates.exps / 1e9, setup->rates.bytes / 1e9);
+    printf(",%lld,%lld,%lld,%.6g,%.6g,%.6g\n", (long long)r->rows_alone, (long long)r->rows_same,
+           (long long)r->rows_spoiled, setup->rates.flops / 1e9, setup->rates.exps / 1e9, setup->rates.bytes / 1e9);
   }
   return cli_finish(CLI_OK);
 }
@@ -135,15 +90,40 @@ static json_t *times_json(const bench_times *times, int64_t repeat) {
   return object;
 }
 
+static json_t *peers_json(const bench_setup *setup, const bench_result *r) {
+  json_t *array = json_array();
+  bool ok = array != NULL;
+  for (int n = 0; n < r->num_peers && ok; n++) {
+    const bench_peer_result *p = &r->peers[n];
+    json_t *object = json_object();
+    ok = object != NULL && put(object, "name", json_string(p->name));
+    if (ok && p->served) {
+      ok = put(object, "times", times_json(&p->times, setup->repeat)) &&
+           put(object, "error", cli_json_real(p->error)) && put(object, "rows_alone", json_integer(p->rows_alone)) &&
+           put(object, "rows_same", json_integer(p->rows_same));
+      ok = ok && (!r->has_spoiled || put(object, "rows_spoiled", json_integer(p->rows_spoiled)));
+    } else if (ok) {
+      ok = put(object, "refused", json_string(p->reason));
+    }
+    ok = ok && json_array_append(array, object) == 0;
+    json_decref(object);
+  }
+  if (!ok) {
+    json_decref(array);
+    return NULL;
+  }
+  return array;
+}
+
 static json_t *result_json(const bench_setup *setup, const bench_result *r) {
-  const figures f = figures_of(setup, r);
+  const bench_figures f = bench_figures_of(setup, r);
   json_t *object = json_object();
   bool ok =
       object != NULL && put(object, "name", json_string(r->name)) &&
       put(object, "heads", json_integer(r->shape.num_heads)) &&
       put(object, "kv_heads", json_integer(r->shape.num_kv_heads)) &&
       put(object, "head_dim", json_integer(r->shape.head_dim)) &&
-      put(object, "nodes", json_integer(r->shape.num_nodes)) && put(object, "kv_len", json_integer(kv_len(r))) &&
+      put(object, "nodes", json_integer(r->shape.num_nodes)) && put(object, "kv_len", json_integer(bench_kv_len(r))) &&
       put(object, "kv_dtype", json_string(treeattn_dtype_name(r->shape.kv_dtype))) &&
       put(object, "isa", json_string(treeattn_isa_name(r->isa))) &&
       put(object, "cache_copies", json_integer(r->num_copies)) &&
@@ -158,8 +138,18 @@ static json_t *result_json(const bench_setup *setup, const bench_result *r) {
       put(object, "plan_us", cli_json_real(r->plan_seconds * 1e6)) &&
       put(object, "plan_bytes", json_integer((json_int_t)r->plan_bytes)) &&
       put(object, "scratch_bytes", json_integer((json_int_t)r->scratch_bytes)) &&
-      put(object, "error", cli_json_real(r->error)) && put(object, "rows_sampled", json_integer(r->rows_sampled)) &&
+      put(object, "unfused_bytes", cli_json_real(bench_unfused_bytes(&r->shape))) &&
+      put(object, "seed_bytes", cli_json_real(bench_seed_bytes(&r->shape))) &&
+      put(object, "rows", json_integer(r->rows)) && put(object, "error", cli_json_real(r->error)) &&
+      put(object, "rows_sampled", json_integer(r->rows_sampled)) &&
       put(object, "rows_alone", json_integer(r->rows_alone)) && put(object, "rows_same", json_integer(r->rows_same));
+  if (ok && r->has_spoiled) {
+    ok = put(object, "rows_spoiled", json_integer(r->rows_spoiled)) &&
+         (!r->has_seed || put(object, "seed_rows_spoiled", json_integer(r->seed_rows_spoiled)));
+  }
+  if (ok && r->num_peers > 0) {
+    ok = put(object, "peers", peers_json(setup, r));
+  }
   if (ok && r->has_seed) {
     ok = put(object, "seed", times_json(&r->seed, setup->repeat)) &&
          put(object, "seed_ratio", cli_json_real(f.ratio)) && put(object, "seed_error", cli_json_real(r->seed_error));
@@ -184,7 +174,7 @@ int bench_print_json(const bench_setup *setup, const bench_result *results, size
     ok = json_array_append_new(workloads, result_json(setup, &results[n])) == 0;
   }
   ok = ok && put(root, "version", json_string(treeattn_version())) && put(root, "command", json_incref(command)) &&
-       put(root, "cpu", json_string(cpu_name(line, sizeof line))) &&
+       put(root, "cpu", json_string(bench_cpu_name(line, sizeof line))) &&
        put(root, "threads", json_integer(setup->num_threads)) && put(root, "repeat", json_integer(setup->repeat)) &&
        put(root, "seed_isa", json_string(seed_isa_detect())) &&
        put(root, "mask", json_string(setup->dense_mask ? "dense" : "parents")) &&

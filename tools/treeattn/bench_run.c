@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "bench_state.h"
-#include "seed.h"
 
 double bench_bytes(const problem *shape) {
   return (double)problem_kv_bytes(shape);
@@ -24,6 +23,14 @@ double bench_floor(const problem *shape, const bench_rates *rates, bool *is_memo
   const double arithmetic = bench_flops(shape) / rates->flops + bench_exps(shape) / rates->exps;
   *is_memory = memory > arithmetic;
   return memory > arithmetic ? memory : arithmetic;
+}
+
+double bench_unfused_bytes(const problem *shape) {
+  return bench_exps(shape) * sizeof(float);
+}
+
+double bench_seed_bytes(const problem *shape) {
+  return (double)shape->num_heads * (double)shape->num_nodes * 32.0 * (double)(shape->head_dim + 2) * sizeof(float);
 }
 
 double bench_steps(const bench_setup *setup) {
@@ -98,17 +105,21 @@ treeattn_run_args bench_run_args(const problem *p, const treeattn_plan_info *inf
   return run;
 }
 
-static int make_plan(bench_setup *setup, bench_state *state, bench_result *result) {
-  const problem *p = state->p;
+treeattn_request bench_request(const problem *p, const float *dense) {
   treeattn_request request = TREEATTN_REQUEST_INIT;
   request.num_nodes = p->num_nodes;
   request.prefix_len = p->prefix_len;
   request.kv_seq_len = p->prefix_len + p->num_nodes;
-  if (setup->dense_mask) {
-    request.mask_kind = TREEATTN_MASK_DENSE_F32;
-    request.mask = state->dense;
-    request.mask_bytes = (size_t)(p->num_nodes * request.kv_seq_len) * sizeof *state->dense;
-  } else {
+  request.mask_kind = TREEATTN_MASK_DENSE_F32;
+  request.mask = dense;
+  request.mask_bytes = (size_t)(p->num_nodes * request.kv_seq_len) * sizeof *dense;
+  return request;
+}
+
+static int make_plan(bench_setup *setup, bench_state *state, bench_result *result) {
+  const problem *p = state->p;
+  treeattn_request request = bench_request(p, state->dense);
+  if (!setup->dense_mask) {
     request.mask_kind = TREEATTN_MASK_PARENTS;
     request.mask = p->parents;
     request.mask_bytes = (size_t)p->num_nodes * sizeof *p->parents;
@@ -188,7 +199,7 @@ static int run_library(const bench_setup *setup, bench_state *state, int64_t cop
   return CLI_OK;
 }
 
-static int run_seed(const bench_setup *setup, bench_state *state, int64_t copy, double *seconds) {
+seed_args bench_seed_args(const bench_setup *setup, const bench_state *state) {
   const problem *p = state->p;
   const int64_t num_slots = p->prefix_len + p->num_nodes;
   const seed_args args = {.num_heads = p->num_heads,
@@ -201,11 +212,18 @@ static int run_seed(const bench_setup *setup, bench_state *state, int64_t copy, 
                           .scale = p->scale,
                           .kv_dtype = p->kv_dtype,
                           .q = p->q,
-                          .k = state->k[copy],
-                          .v = state->v[copy],
+                          .k = p->k,
+                          .v = p->v,
                           .mask = state->dense,
                           .out = state->seed_out,
                           .executor = setup->executor};
+  return args;
+}
+
+static int run_seed(const bench_setup *setup, bench_state *state, int64_t copy, double *seconds) {
+  seed_args args = bench_seed_args(setup, state);
+  args.k = state->k[copy];
+  args.v = state->v[copy];
   const double start = cli_seconds();
   if (seed_tree_attention(&args) != 0) {
     return cli_error("the baseline refused the workload");
@@ -220,23 +238,41 @@ static int64_t take_copy(bench_state *state) {
   return copy;
 }
 
-static int time_both(bench_setup *setup, bench_state *state, bench_result *result) {
-  double ignored = 0.0;
-  if (run_library(setup, state, take_copy(state), &ignored) != CLI_OK ||
-      (result->has_seed && run_seed(setup, state, take_copy(state), &ignored) != CLI_OK)) {
+/* One run of the library, the baseline and each peer. */
+static int run_all(bench_setup *setup, bench_state *state, bench_result *result, double *library, double *seed,
+                   int64_t repeat) {
+  bench_rest(setup);
+  if (run_library(setup, state, take_copy(state), library) != CLI_OK) {
     return CLI_FAILURE;
   }
-  step(setup);
-  for (int64_t n = 0; n < setup->repeat; n++) {
-    if (run_library(setup, state, take_copy(state), &result->library.all[n]) != CLI_OK ||
-        (result->has_seed && run_seed(setup, state, take_copy(state), &result->seed.all[n]) != CLI_OK)) {
+  if (result->has_seed) {
+    bench_rest(setup);
+    if (run_seed(setup, state, take_copy(state), seed) != CLI_OK) {
       return CLI_FAILURE;
     }
-    step(setup);
+  }
+  const int status = bench_beside_run(setup, result, repeat);
+  step(setup);
+  return status;
+}
+
+static int time_all(bench_setup *setup, bench_state *state, bench_result *result) {
+  double ignored = 0.0;
+  int status = run_all(setup, state, result, &ignored, &ignored, -1);
+  for (int64_t n = 0; n < setup->repeat && status == CLI_OK; n++) {
+    status = run_all(setup, state, result, &result->library.all[n], &result->seed.all[n], n);
+  }
+  if (status != CLI_OK) {
+    return status;
   }
   summarise(&result->library, setup->repeat);
   if (result->has_seed) {
     summarise(&result->seed, setup->repeat);
+  }
+  for (int n = 0; n < result->num_peers; n++) {
+    if (result->peers[n].served) {
+      summarise(&result->peers[n].times, setup->repeat);
+    }
   }
   return CLI_OK;
 }
@@ -264,7 +300,10 @@ int bench_run(bench_setup *setup, problem *p, bench_result *result) {
     step(setup);
   }
   if (status == CLI_OK) {
-    status = time_both(setup, &state, result);
+    status = bench_beside_begin(setup, &state, result);
+  }
+  if (status == CLI_OK) {
+    status = time_all(setup, &state, result);
   }
   if (status == CLI_OK && bench_rates_measure(setup->meter, &setup->executor, setup->num_threads, &setup->rates) != 0) {
     status = cli_error("the thread pool failed");
@@ -272,6 +311,9 @@ int bench_run(bench_setup *setup, problem *p, bench_result *result) {
   if (status == CLI_OK) {
     status = bench_measure_errors(setup, &state, result);
     step(setup);
+  }
+  if (status == CLI_OK) {
+    status = bench_beside_facts(setup, &state, result);
   }
   if (status == CLI_OK) {
     status = bench_check_bits(setup, &state, result);

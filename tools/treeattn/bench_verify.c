@@ -5,11 +5,10 @@
 
 #include "bench_state.h"
 
-enum { SAMPLED_ROWS = 16, NODES_ALONE = 4 };
+enum { SAMPLED_ROWS = 16 };
 
 /* Rows drawn at random, each against the definition in double precision. */
-int bench_measure_errors(const bench_setup *setup, const bench_state *state, bench_result *result) {
-  const problem *p = state->p;
+int bench_error_of(const bench_setup *setup, const problem *p, const float *out, double *error) {
   double *scores = cli_malloc_array((size_t)(p->prefix_len + p->num_nodes), sizeof *scores);
   double *expected = cli_malloc_array((size_t)p->head_dim_v, sizeof *expected);
   if (scores == NULL || expected == NULL) {
@@ -24,17 +23,19 @@ int bench_measure_errors(const bench_setup *setup, const bench_state *state, ben
     const int64_t row = (node * p->num_heads + head) * p->head_dim_v;
     double lse = 0.0;
     problem_oracle(p, node, head, scores, expected, &lse, NULL);
-    const double error = problem_relative_error(state->out + row, expected, p->head_dim_v);
-    result->error = !(error <= result->error) ? error : result->error; /* a NaN stays */
-    if (result->has_seed) {
-      const double seed_error = problem_relative_error(state->seed_out + row, expected, p->head_dim_v);
-      result->seed_error = !(seed_error <= result->seed_error) ? seed_error : result->seed_error;
-    }
-    result->rows_sampled++;
+    const double one = problem_relative_error(out + row, expected, p->head_dim_v);
+    *error = !(one <= *error) ? one : *error; /* a NaN stays */
   }
   cli_free(scores);
   cli_free(expected);
   return CLI_OK;
+}
+
+int bench_measure_errors(const bench_setup *setup, const bench_state *state, bench_result *result) {
+  result->rows_sampled = SAMPLED_ROWS;
+  const int status = bench_error_of(setup, state->p, state->out, &result->error);
+  return status != CLI_OK || !result->has_seed ? status
+                                               : bench_error_of(setup, state->p, state->seed_out, &result->seed_error);
 }
 
 /* Brings the slots of `path` to P, P + 1, ... for every KV head; `saved` is what the last N slots held. */
@@ -119,11 +120,11 @@ int bench_check_bits(const bench_setup *setup, const bench_state *state, bench_r
     save_nodes(p, p->v, p->head_dim_v, saved_v);
   }
   uint64_t random = setup->seed + 2;
-  const int64_t count = p->num_nodes < NODES_ALONE ? p->num_nodes : NODES_ALONE;
+  const int64_t count = p->num_nodes < BENCH_NODES_ALONE ? p->num_nodes : BENCH_NODES_ALONE;
   for (int64_t n = 0; n < count && status == CLI_OK; n++) {
-    const int64_t node = p->num_nodes <= NODES_ALONE ? n
-                         : n == 0                    ? p->num_nodes - 1
-                                                     : problem_random_below(&random, p->num_nodes);
+    const int64_t node = p->num_nodes <= BENCH_NODES_ALONE ? n
+                         : n == 0                          ? p->num_nodes - 1
+                                                           : problem_random_below(&random, p->num_nodes);
     const int64_t length = problem_path(p, node, path);
     place_path(p, p->k, p->head_dim, saved_k, path, length);
     place_path(p, p->v, p->head_dim_v, saved_v, path, length);

@@ -17,7 +17,7 @@ static const char usage[] =
     "      --heads H  --kv-heads G  --head-dim D  --nodes N  --kv-len T  --kv-dtype f32|f16|bf16\n"
     "                        change the chosen workloads; without --workload one of its own, starting from B\n"
     "      --input FILE      the tensors of a file instead: q, k, v and parents\n"
-    "      --layer L         layerL.q, layerL.k, layerL.v of that file\n"
+    "      --layer L         layerL.q, layerL.k, layerL.v of that file, or all of its layers\n"
     "\n"
     "Runs:\n"
     "  -t, --threads N       threads (default: one for each processor)\n"
@@ -25,6 +25,8 @@ static const char usage[] =
     "      --isa ISA         auto, scalar, avx2, avx512 or neon (default auto)\n"
     "      --mask KIND       parents or dense: how the library is told the tree (default parents)\n"
     "      --no-seed         leave out the seed's algorithm\n"
+    "      --peer COMMAND    another implementation beside ours, a program that speaks the protocol of\n"
+    "                        bench/peers/peer.h; up to 8 of them\n"
     "      --seed S          random seed of data and trees (default 1)\n"
     "\n"
     "Output:\n"
@@ -42,14 +44,16 @@ static const struct {
     {"A", 40, 8, 128, 1, 8192},  {"B", 40, 8, 128, 64, 8192}, {"C", 40, 8, 128, 16, 32768},
     {"D", 16, 8, 256, 32, 4096}, {"E", 32, 8, 128, 64, 1024}, {"F", 4, 1, 256, 32, 2048},
 };
-enum { NUM_NAMED = sizeof named / sizeof *named };
+enum { NUM_NAMED = sizeof named / sizeof *named, ALL_LAYERS = -2 };
 
 typedef struct options {
   const char *workloads;                                        /* NULL: all */
   int64_t num_heads, num_kv_heads, head_dim, num_nodes, kv_len; /* 0: as named */
   treeattn_dtype kv_dtype;                                      /* 0: f16 */
   const char *input;
-  int64_t layer;
+  int64_t layer; /* -1: none is named, -2: all */
+  const char *peers[BENCH_MAX_PEERS];
+  int num_peers;
   enum { TABLE, CSV, JSON } format;
 } options;
 
@@ -72,6 +76,7 @@ static int parse(int argc, char **argv, options *o, bench_setup *setup) {
     ISA,
     MASK,
     NO_SEED,
+    PEER,
     SEED,
     TO_CSV,
     TO_JSON
@@ -90,6 +95,7 @@ static int parse(int argc, char **argv, options *o, bench_setup *setup) {
                                         {"isa", required_argument, NULL, ISA},
                                         {"mask", required_argument, NULL, MASK},
                                         {"no-seed", no_argument, NULL, NO_SEED},
+                                        {"peer", required_argument, NULL, PEER},
                                         {"seed", required_argument, NULL, SEED},
                                         {"csv", no_argument, NULL, TO_CSV},
                                         {"json", no_argument, NULL, TO_JSON},
@@ -114,7 +120,13 @@ static int parse(int argc, char **argv, options *o, bench_setup *setup) {
         o->kv_dtype = ok ? (treeattn_dtype)(choice + 1) : o->kv_dtype;
         break;
       case INPUT: o->input = optarg; break;
-      case LAYER: ok = cli_parse_i64("layer", optarg, 0, 9999, &o->layer); break;
+      case LAYER:
+        if (strcmp(optarg, "all") == 0) {
+          o->layer = ALL_LAYERS;
+        } else {
+          ok = cli_parse_i64("layer", optarg, 0, 9999, &o->layer);
+        }
+        break;
       case 't': ok = cli_parse_i64("threads", optarg, 1, 1024, &setup->num_threads); break;
       case 'r': ok = cli_parse_i64("repeat", optarg, 1, BENCH_MAX_REPEAT, &setup->repeat); break;
       case ISA:
@@ -126,6 +138,12 @@ static int parse(int argc, char **argv, options *o, bench_setup *setup) {
         setup->dense_mask = ok ? choice == 1 : setup->dense_mask;
         break;
       case NO_SEED: setup->with_seed = false; break;
+      case PEER:
+        if (o->num_peers == BENCH_MAX_PEERS) {
+          return cli_usage_error("option --peer: %d at most", BENCH_MAX_PEERS);
+        }
+        o->peers[o->num_peers++] = optarg;
+        break;
       case SEED:
         ok = cli_parse_i64("seed", optarg, 0, INT64_MAX, &number);
         setup->seed = ok ? (uint64_t)number : setup->seed;
@@ -145,7 +163,7 @@ static int parse(int argc, char **argv, options *o, bench_setup *setup) {
   if (o->input != NULL && (o->workloads != NULL || overrides(o))) {
     return cli_usage_error("option --input: the file gives the workload; leave out --workload and its sizes");
   }
-  if (o->layer >= 0 && o->input == NULL) {
+  if (o->layer != -1 && o->input == NULL) {
     return cli_usage_error("option --layer: needs --input");
   }
   return -1;
@@ -212,6 +230,26 @@ static int choose(const options *o, bench_result *results, size_t *num_results) 
   return *num_results > 0 ? CLI_OK : cli_usage_error("option --workload: names no workload");
 }
 
+/* The layers of a file that --layer asks for, as names and numbers. An exit status. */
+static int choose_layers(const options *o, bench_result *results, size_t *num_results) {
+  int64_t layers[BENCH_MAX_WORKLOADS] = {o->layer};
+  *num_results = 1;
+  if (o->layer == ALL_LAYERS) {
+    if (!problem_list_layers(o->input, layers, BENCH_MAX_WORKLOADS, num_results)) {
+      return CLI_FAILURE;
+    }
+    if (*num_results == 0) {
+      return cli_error("%s: holds no layerL.q", o->input);
+    }
+  }
+  for (size_t n = 0; n < *num_results; n++) {
+    results[n].layer = layers[n];
+    (void)snprintf(results[n].name, sizeof results[n].name, layers[n] < 0 ? "input" : "layer %lld",
+                   (long long)layers[n]);
+  }
+  return CLI_OK;
+}
+
 static int measure(bench_setup *setup, const options *o, bench_result *results, size_t num_results) {
   cli_progress_start(&setup->progress, "bench", bench_steps(setup) * (double)num_results);
   int status = CLI_OK;
@@ -219,7 +257,7 @@ static int measure(bench_setup *setup, const options *o, bench_result *results, 
     problem p;
     const problem sizes = results[n].shape;
     if (o->input != NULL) {
-      if (!problem_load(o->input, o->layer, &p)) {
+      if (!problem_load(o->input, results[n].layer, &p)) {
         return CLI_FAILURE;
       }
     } else if (!problem_create_random(&sizes, 1.0f, setup->seed, &p)) {
@@ -241,20 +279,19 @@ int cmd_bench(int argc, char **argv) {
   if (status >= 0) {
     return status;
   }
-  bench_result *results = cli_malloc_array(NUM_NAMED, sizeof *results);
+  bench_result *results = cli_malloc_array(BENCH_MAX_WORKLOADS, sizeof *results);
   setup.meter = bench_rates_meter_create();
   if (results == NULL || setup.meter == NULL) {
     cli_free(results);
     bench_rates_meter_destroy(setup.meter);
     return cli_out_of_memory();
   }
-  memset(results, 0, NUM_NAMED * sizeof *results);
+  memset(results, 0, BENCH_MAX_WORKLOADS * sizeof *results);
   size_t num_results = 1;
-  if (o.input != NULL) {
-    (void)snprintf(results[0].name, sizeof results[0].name, o.layer < 0 ? "input" : "layer %lld", (long long)o.layer);
-    status = CLI_OK;
-  } else {
-    status = choose(&o, results, &num_results);
+  status = o.input != NULL ? choose_layers(&o, results, &num_results) : choose(&o, results, &num_results);
+  if (status == CLI_OK && o.num_peers > 0) {
+    setup.peers = bench_peers_open(o.peers, o.num_peers);
+    status = setup.peers == NULL ? CLI_FAILURE : CLI_OK;
   }
 
   treeattn_pool *pool = NULL;
@@ -285,6 +322,7 @@ int cmd_bench(int argc, char **argv) {
   if (status == CLI_OK && !all_same) {
     status = cli_error("rows decoded alone do not carry the bits that they had in the batch");
   }
+  bench_peers_close(setup.peers);
   treeattn_pool_destroy(pool);
   bench_rates_meter_destroy(setup.meter);
   cli_free(results);

@@ -198,7 +198,7 @@ typedef struct verify_work {
   treeattn_pool *pool;
 } verify_work;
 
-/* The library speaks of requests[k]; here it is the verification that has that number, or none where there is but one. */
+/* The library speaks of requests[k]; here it is the verification with that number, or none where there is but one. */
 static int report(const verify_work *work, const treeattn_error *error, int64_t first, int64_t num_runs) {
   long long index = 0;
   int length = 0;
