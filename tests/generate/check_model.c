@@ -179,8 +179,7 @@ static int check_prompt(checker *check, const char *path, check_tally *sums) {
   const size_t length = fread(text, 1, sizeof text, file);
   (void)fclose(file);
   static int32_t prompt[1 << 14];
-  check->num_prompt = 0;
-  if (gen_tokenizer_encode(check->tokenizer, text, length, true, prompt, 1 << 14, &check->num_prompt, &error) !=
+  if (gen_tokenizer_encode_prompt(check->tokenizer, text, length, prompt, 1 << 14, &check->num_prompt, &error) !=
       TREEATTN_OK) {
     return cli_library_error(path, &error);
   }
