@@ -81,31 +81,48 @@ void gen_draft_destroy(gen_draft *draft) {
   free(draft);
 }
 
-/* All drafters' candidates for one node, each token once; what the earlier ones leave is shared by the later ones. */
+/* All drafters' candidates for one node, each token once, the likeliest kept. What the earlier drafters leave is shared by
+ * the later ones; a token that several name is likelier than each of them says. */
 static int32_t candidates_of(const gen_drafter *drafters, int num_drafters, const int32_t *tokens, int64_t num_tokens,
                              int64_t max_children, int32_t *children, float *log_probs) {
-  int32_t num = 0;
+  int32_t all[GEN_MAX_DRAFTERS * GEN_MAX_CHILDREN];
+  float probabilities[GEN_MAX_DRAFTERS * GEN_MAX_CHILDREN];
+  int num = 0;
   float left = 1.0f;
-  for (int d = 0; d < num_drafters && num < max_children; ++d) {
+  for (int d = 0; d < num_drafters; ++d) {
     int32_t found[GEN_MAX_CHILDREN];
-    float probabilities[GEN_MAX_CHILDREN];
+    float claimed[GEN_MAX_CHILDREN];
     const int64_t num_found =
-        drafters[d].propose(drafters[d].context, tokens, num_tokens, GEN_MAX_CHILDREN, found, probabilities);
+        drafters[d].propose(drafters[d].context, tokens, num_tokens, GEN_MAX_CHILDREN, found, claimed);
     float used = 0.0f;
-    for (int64_t f = 0; f < num_found && num < max_children; ++f) {
-      bool known = false;
-      for (int32_t c = 0; c < num; ++c) {
-        known = known || children[c] == found[f];
+    for (int64_t f = 0; f < num_found; ++f) {
+      int at = 0;
+      while (at < num && all[at] != found[f]) {
+        ++at;
       }
-      if (!known) {
-        children[num] = found[f];
-        log_probs[num++] = fminf(logf(left * probabilities[f]), 0.0f);
+      if (at == num) {
+        all[num] = found[f];
+        probabilities[num++] = 0.0f;
       }
-      used += probabilities[f];
+      probabilities[at] += (1.0f - probabilities[at]) * left * claimed[f];
+      used += claimed[f];
     }
     left *= fmaxf(1.0f - used, 1e-6f);
   }
-  return num;
+  int32_t kept = 0;
+  for (; kept < max_children && kept < num; ++kept) {
+    int best = kept;
+    for (int c = kept + 1; c < num; ++c) {
+      best = probabilities[c] > probabilities[best] ? c : best;
+    }
+    const int32_t token = all[best];
+    const float probability = probabilities[best];
+    all[best] = all[kept];
+    probabilities[best] = probabilities[kept];
+    children[kept] = token;
+    log_probs[kept] = fminf(logf(fmaxf(probability, 1e-30f)), 0.0f);
+  }
+  return kept;
 }
 
 /* The tokens on the way to a proposed node, behind the text. */

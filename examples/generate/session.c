@@ -61,16 +61,34 @@ treeattn_status gen_session_add_drafter(gen_session *session, const gen_drafter 
   return TREEATTN_OK;
 }
 
-treeattn_status gen_session_add_default_drafters(gen_session *session, treeattn_error *error) {
+static treeattn_status make_counter(const gen_session *session, const gen_tokenizer *tokenizer, gen_drafter *drafter,
+                                    treeattn_error *error) {
+  int32_t digits[10];
+  treeattn_error ignored; /* a vocabulary without digits is no failure */
+  for (int digit = 0; digit < 10; ++digit) {
+    const char text = (char)('0' + digit);
+    int64_t num = 0;
+    const treeattn_status status = gen_tokenizer_encode(tokenizer, &text, 1, false, &digits[digit], 1, &num, &ignored);
+    digits[digit] = status == TREEATTN_OK && num == 1 ? digits[digit] : -1;
+  }
+  return gen_drafter_count(digits, session->forward->model->vocab_size, session->forward->cache.capacity, drafter,
+                           error);
+}
+
+treeattn_status gen_session_add_default_drafters(gen_session *session, const gen_tokenizer *tokenizer,
+                                                 treeattn_error *error) {
   gen_drafter drafter;
   treeattn_status status = gen_drafter_lookup(session->forward->cache.capacity, &drafter, error);
-  if (status == TREEATTN_OK) {
-    status = gen_session_add_drafter(session, &drafter, error);
+  status = status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
+  if (status == TREEATTN_OK && tokenizer != NULL) {
+    status = make_counter(session, tokenizer, &drafter, error);
+    status = status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
   }
   if (status == TREEATTN_OK) {
-    status = gen_drafter_recycle(session->forward->model->vocab_size, &drafter, error);
+    status = gen_drafter_recycle(session->forward->model->embedding, &drafter, error);
+    status = status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
   }
-  return status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
+  return status;
 }
 
 /* Tells the drafters about the tokens that have come since. */
@@ -89,6 +107,24 @@ static void learn(gen_session *session) {
   session->num_learnt = session->num_tokens;
 }
 
+static void observe(const gen_session *session, const int32_t *tokens, int64_t num_tokens, const float *logits) {
+  for (int d = 0; d < session->num_drafters; ++d) {
+    if (session->drafters[d].observe != NULL) {
+      session->drafters[d].observe(session->drafters[d].context, tokens, num_tokens, logits,
+                                   session->forward->model->vocab_size);
+    }
+  }
+}
+
+/* Whether a drafter learns from rows: then the prompt's have their logits computed too. */
+static bool wants_rows(const gen_session *session) {
+  bool wanted = false;
+  for (int d = 0; d < session->num_drafters; ++d) {
+    wanted = wanted || session->drafters[d].observe != NULL;
+  }
+  return wanted;
+}
+
 treeattn_status gen_session_prompt(gen_session *session, const int32_t *tokens, int64_t num_tokens, bool cached,
                                    treeattn_error *error) {
   if (num_tokens < 1 || num_tokens >= session->forward->cache.capacity) {
@@ -100,12 +136,19 @@ treeattn_status gen_session_prompt(gen_session *session, const int32_t *tokens, 
   memcpy(session->tokens, tokens, (size_t)num_tokens * sizeof *tokens);
   session->num_tokens = num_tokens;
   treeattn_status status = TREEATTN_OK;
+  const bool observed = wants_rows(session);
+  const int64_t most = observed ? GEN_OBSERVED_ROWS : GEN_PREFILL_ROWS;
   for (int64_t done = cached ? num_tokens - 1 : 0; done < num_tokens - 1 && status == TREEATTN_OK;) {
-    const int64_t left = num_tokens - 1 - done;
-    const gen_pass pass = {tokens + done, NULL, left < GEN_PREFILL_ROWS ? left : GEN_PREFILL_ROWS, done, 1};
+    const int64_t num_rows = num_tokens - 1 - done < most ? num_tokens - 1 - done : most;
+    const gen_pass pass = {tokens + done, NULL, num_rows, done, observed ? num_rows : 1};
     const float *logits = NULL;
     status = gen_forward_run(session->forward, &pass, &logits, error);
-    done += pass.num_rows;
+    for (int64_t r = 0; observed && r < num_rows && status == TREEATTN_OK; ++r) {
+      const int64_t behind = done + r + 1;
+      const int64_t num = behind < GEN_OBSERVED_TOKENS ? behind : GEN_OBSERVED_TOKENS;
+      observe(session, tokens + behind - num, num, logits + r * session->forward->model->vocab_size);
+    }
+    done += num_rows;
   }
   if (status == TREEATTN_OK) {
     learn(session);
@@ -218,6 +261,21 @@ static treeattn_status verify(gen_session *session, const gen_decoding *decoding
   return status;
 }
 
+/* The rows of all nodes, each behind the last tokens of its own path. */
+static void observe_tree(const gen_session *session, const gen_tree *tree, int64_t prefix_len, const float *logits) {
+  for (int64_t i = 0; i < tree->num_nodes; ++i) {
+    int32_t tokens[GEN_OBSERVED_TOKENS];
+    int64_t num = 0;
+    for (int64_t j = i; j >= 0 && num < GEN_OBSERVED_TOKENS; j = tree->parents[j]) {
+      tokens[GEN_OBSERVED_TOKENS - ++num] = tree->tokens[j];
+    }
+    for (int64_t p = prefix_len - 1; p >= 0 && num < GEN_OBSERVED_TOKENS; --p) {
+      tokens[GEN_OBSERVED_TOKENS - ++num] = session->tokens[p];
+    }
+    observe(session, tokens + GEN_OBSERVED_TOKENS - num, num, logits + i * session->forward->model->vocab_size);
+  }
+}
+
 treeattn_status gen_session_step(gen_session *session, const gen_decoding *decoding, int64_t limit,
                                  const gen_watcher *watcher, int64_t *num_emitted, treeattn_error *error) {
   gen_forward *forward = session->forward;
@@ -260,14 +318,7 @@ treeattn_status gen_session_step(gen_session *session, const gen_decoding *decod
   session->num_tokens += num_path;
   /* First what was known before the step is judged, then the step's rows renew it. */
   learn(session);
-  for (int64_t i = 0; i < tree.num_nodes; ++i) {
-    for (int d = 0; d < session->num_drafters; ++d) {
-      if (session->drafters[d].observe != NULL) {
-        session->drafters[d].observe(session->drafters[d].context, tree.tokens[i],
-                                     logits + i * forward->model->vocab_size, forward->model->vocab_size);
-      }
-    }
-  }
+  observe_tree(session, &tree, prefix_len, logits);
   const double ended = gen_seconds();
   ++totals->num_steps;
   totals->num_nodes += tree.num_nodes;

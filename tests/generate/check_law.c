@@ -180,7 +180,7 @@ static int run_law(law *with, const gen_model *model, const gen_tokenizer *token
     status = gen_session_create(forward, &session, &error);
   }
   if (status == TREEATTN_OK) {
-    status = gen_session_add_default_drafters(session, &error);
+    status = gen_session_add_default_drafters(session, tokenizer, &error);
   }
   if (status == TREEATTN_OK) {
     status = gen_session_prompt(session, prompt, num_prompt, false, &error);

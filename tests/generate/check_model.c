@@ -82,7 +82,7 @@ static treeattn_status compare(void *context, const gen_step *step, treeattn_err
 }
 
 static treeattn_status add_drafters(const checker *check, gen_session *session, treeattn_error *error) {
-  treeattn_status status = gen_session_add_default_drafters(session, error);
+  treeattn_status status = gen_session_add_default_drafters(session, check->tokenizer, error);
   gen_drafter drafter;
   if (status == TREEATTN_OK && !check->unfilled) {
     status = gen_drafter_arbitrary(check->model->vocab_size, &drafter, error);
