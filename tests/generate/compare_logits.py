@@ -9,9 +9,9 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import load_file
 
-# ggml rounds activations to 8 bits, so its logits differ from float32's by about 1 %; a wrong operator, order, window or
-# base of rotation is far beyond this.
-TOLERANCE = 0.08
+# ggml rounds activations to 8 bits, which moved logits by 0.04 to 0.14 of their spread. A window left out moved them by 1.9, half a
+# window by 0.37, another base of rotation by 1.4.
+TOLERANCE = 0.25
 
 
 class Model:
