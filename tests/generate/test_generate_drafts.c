@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -196,11 +197,101 @@ static void test_contract(void **state) {
   }
 }
 
+/* ---- the tree --------------------------------------------------------------------------------------------------- */
+
+enum { BRANCHES = 3, LEVELS = 4, ENUMERATED = 1 + 3 + 9 + 27 + 81 };
+
+/* Three children for every text, with probabilities that depend on all of it behind the first token. */
+static int64_t propose_any(void *context, const int32_t *tokens, int64_t num_tokens, int64_t capacity,
+                           int32_t *candidates, float *probabilities) {
+  uint64_t random = *(const uint64_t *)context;
+  for (int64_t t = 1; t < num_tokens; ++t) {
+    random = random * 31 + (uint64_t)tokens[t];
+  }
+  float left = 1.0f;
+  for (int64_t c = 0; c < BRANCHES && c < capacity; ++c) {
+    candidates[c] = (int32_t)(c + 1);
+    probabilities[c] = left * (float)(1 + tiny_random(&random) % 1000) / 1001.0f;
+    left -= probabilities[c];
+  }
+  return capacity < BRANCHES ? capacity : BRANCHES;
+}
+
+/* The values of all nodes down to the last level. */
+static int enumerate(uint64_t *seed, int32_t *tokens, int64_t num_tokens, double value, double *values) {
+  int32_t candidates[BRANCHES];
+  float probabilities[BRANCHES];
+  int num = 0;
+  values[num++] = value;
+  if (num_tokens == 1 + LEVELS) {
+    return num;
+  }
+  (void)propose_any(seed, tokens, num_tokens, BRANCHES, candidates, probabilities);
+  for (int c = 0; c < BRANCHES; ++c) {
+    tokens[num_tokens] = candidates[c];
+    num += enumerate(seed, tokens, num_tokens + 1, value * (double)probabilities[c], values + num);
+  }
+  return num;
+}
+
+static int descending(const void *a, const void *b) {
+  const double left = *(const double *)a;
+  const double right = *(const double *)b;
+  return left < right ? 1 : left > right ? -1 : 0;
+}
+
+static void test_trees_are_the_best(void **state) {
+  (void)state;
+  const uint64_t first = tiny_seed(41);
+  gen_draft *draft = NULL;
+  assert_int_equal(gen_draft_create(64, LEVELS, &draft, NULL), TREEATTN_OK);
+  for (uint64_t trial = 0; trial < 500; ++trial) {
+    uint64_t seed = first + trial;
+    const gen_drafter drafter = {"any", &seed, propose_any, NULL, NULL, NULL};
+    int32_t tokens[2 + LEVELS] = {0};
+    double values[ENUMERATED];
+    assert_int_equal(enumerate(&seed, tokens, 1, 1.0, values), ENUMERATED);
+    qsort(values, ENUMERATED, sizeof values[0], descending);
+    /* Costs that rise slowly, at once, or by steps, as where rows share work. */
+    double cost[64];
+    uint64_t random = seed;
+    const double slope = 0.002 * (double)(tiny_random(&random) % 500);
+    for (int n = 0; n < 64; ++n) {
+      cost[n] = 1.0 + slope * (double)(trial % 3 == 0 ? n / 8 : n);
+    }
+    const int64_t most = 1 + (int64_t)(tiny_random(&random) % 64);
+    const bool priced = trial % 2 == 1;
+    int64_t size = most;
+    double best = 0.0;
+    double expected = 0.0;
+    for (int64_t n = 1; n <= most && priced; ++n) {
+      expected += values[n - 1];
+      size = expected / cost[n - 1] > best ? n : size;
+      best = expected / cost[n - 1] > best ? expected / cost[n - 1] : best;
+    }
+    expected = 0.0;
+    for (int64_t n = 0; n < size; ++n) {
+      expected += values[n];
+    }
+    const gen_tree_options options = {most, LEVELS, GEN_MAX_CHILDREN, priced ? cost : NULL};
+    gen_tree tree;
+    treeattn_error error;
+    if (gen_draft_grow(draft, &drafter, 1, tokens, 1, &options, &tree, &error) != TREEATTN_OK) {
+      fail_msg("%s", error.message);
+    }
+    if (tree.num_nodes != size || !(fabs(tree.expected_tokens - expected) < 1e-4 * expected)) {
+      fail_msg("%d nodes worth %g, not %d worth %g (TREEATTN_TEST_SEED=%llu)", (int)tree.num_nodes,
+               tree.expected_tokens, (int)size, expected, (unsigned long long)(first + trial));
+    }
+  }
+  gen_draft_destroy(draft);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_counting), cmocka_unit_test(test_counting_has_limits),
       cmocka_unit_test(test_lookup),   cmocka_unit_test(test_recycling),
-      cmocka_unit_test(test_contract),
+      cmocka_unit_test(test_contract), cmocka_unit_test(test_trees_are_the_best),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
