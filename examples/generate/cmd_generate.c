@@ -181,7 +181,10 @@ static int run_session(const opened *with, const gen_options *options, gen_sessi
                        watching *state) {
   treeattn_error error;
   const gen_watcher watcher = {watch, state};
-  treeattn_status status = gen_session_add_default_drafters(session, with->tokenizer, &error);
+  treeattn_status status = TREEATTN_OK;
+  if (run->decoding.max_nodes > 1) {
+    status = gen_session_add_default_drafters(session, with->tokenizer, &error);
+  }
   if (status == TREEATTN_OK) {
     status = gen_session_prompt(session, with->prompt, with->num_prompt, false, &error);
   }

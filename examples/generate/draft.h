@@ -24,8 +24,8 @@ typedef struct gen_drafter {
   /* `next` has been committed after these tokens, of the prompt too. `missed`: no earlier drafter had it. Returns
    * whether this one did. */
   bool (*learn)(void *context, const int32_t *tokens, int64_t num_tokens, int32_t next, bool missed);
-  /* The target's row behind these tokens, the last of a longer text: of the prompt and of any verified node, rejected
-   * ones too. NULL if the drafter does not care. */
+  /* The target's row behind these tokens, the last of a longer text: of any verified node, rejected ones too. NULL if
+   * the drafter does not care. */
   void (*observe)(void *context, const int32_t *tokens, int64_t num_tokens, const float *logits, int64_t vocab_size);
   void (*destroy)(void *context);
 } gen_drafter;

@@ -107,24 +107,6 @@ static void learn(gen_session *session) {
   session->num_learnt = session->num_tokens;
 }
 
-static void observe(const gen_session *session, const int32_t *tokens, int64_t num_tokens, const float *logits) {
-  for (int d = 0; d < session->num_drafters; ++d) {
-    if (session->drafters[d].observe != NULL) {
-      session->drafters[d].observe(session->drafters[d].context, tokens, num_tokens, logits,
-                                   session->forward->model->vocab_size);
-    }
-  }
-}
-
-/* Whether a drafter learns from rows: then the prompt's have their logits computed too. */
-static bool wants_rows(const gen_session *session) {
-  bool wanted = false;
-  for (int d = 0; d < session->num_drafters; ++d) {
-    wanted = wanted || session->drafters[d].observe != NULL;
-  }
-  return wanted;
-}
-
 treeattn_status gen_session_prompt(gen_session *session, const int32_t *tokens, int64_t num_tokens, bool cached,
                                    treeattn_error *error) {
   if (num_tokens < 1 || num_tokens >= session->forward->cache.capacity) {
@@ -136,19 +118,12 @@ treeattn_status gen_session_prompt(gen_session *session, const int32_t *tokens, 
   memcpy(session->tokens, tokens, (size_t)num_tokens * sizeof *tokens);
   session->num_tokens = num_tokens;
   treeattn_status status = TREEATTN_OK;
-  const bool observed = wants_rows(session);
-  const int64_t most = observed ? GEN_OBSERVED_ROWS : GEN_PREFILL_ROWS;
   for (int64_t done = cached ? num_tokens - 1 : 0; done < num_tokens - 1 && status == TREEATTN_OK;) {
-    const int64_t num_rows = num_tokens - 1 - done < most ? num_tokens - 1 - done : most;
-    const gen_pass pass = {tokens + done, NULL, num_rows, done, observed ? num_rows : 1};
+    const int64_t left = num_tokens - 1 - done;
+    const gen_pass pass = {tokens + done, NULL, left < GEN_PREFILL_ROWS ? left : GEN_PREFILL_ROWS, done, 1};
     const float *logits = NULL;
     status = gen_forward_run(session->forward, &pass, &logits, error);
-    for (int64_t r = 0; observed && r < num_rows && status == TREEATTN_OK; ++r) {
-      const int64_t behind = done + r + 1;
-      const int64_t num = behind < GEN_OBSERVED_TOKENS ? behind : GEN_OBSERVED_TOKENS;
-      observe(session, tokens + behind - num, num, logits + r * session->forward->model->vocab_size);
-    }
-    done += num_rows;
+    done += pass.num_rows;
   }
   if (status == TREEATTN_OK) {
     learn(session);
@@ -259,6 +234,15 @@ static treeattn_status verify(gen_session *session, const gen_decoding *decoding
   }
   *num_path = result.num_path;
   return status;
+}
+
+static void observe(const gen_session *session, const int32_t *tokens, int64_t num_tokens, const float *logits) {
+  for (int d = 0; d < session->num_drafters; ++d) {
+    if (session->drafters[d].observe != NULL) {
+      session->drafters[d].observe(session->drafters[d].context, tokens, num_tokens, logits,
+                                   session->forward->model->vocab_size);
+    }
+  }
 }
 
 /* The rows of all nodes, each behind the last tokens of its own path. */

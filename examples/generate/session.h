@@ -9,7 +9,7 @@
 #include "forward.h"
 #include "tokenizer.h"
 
-enum { GEN_MAX_TREE = 64, GEN_MAX_LEVELS = 32, GEN_PREFILL_ROWS = 128, GEN_OBSERVED_ROWS = 32 };
+enum { GEN_MAX_TREE = 64, GEN_MAX_LEVELS = 32, GEN_PREFILL_ROWS = 128 };
 
 /* How a text is continued. */
 typedef struct gen_decoding {

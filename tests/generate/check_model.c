@@ -100,7 +100,7 @@ static treeattn_status decode(checker *check, gen_forward *forward, const int32_
   check->now = &now;
   check->diverged = false;
   treeattn_status status = gen_session_create(forward, &session, error);
-  if (status == TREEATTN_OK) {
+  if (status == TREEATTN_OK && nodes > 1) {
     status = add_drafters(check, session, error);
   }
   if (status == TREEATTN_OK) {
