@@ -11,6 +11,8 @@ STAGES ?=
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
 REPORT_ARGS ?=
+# Of demo-generate: smollm2 (Apache-2.0) or gemma3 (Gemma Terms of Use).
+MODEL ?= smollm2
 DEMO = build/release/treeattn-demo examples/data/code.safetensors
 
 .PHONY: help build demo demo-generate test exhaustive bench report plots fuzz install format lint clean
@@ -19,6 +21,7 @@ help:
 	@echo 'make build                 the library and the command line, in build/release'
 	@echo 'make demo                  a real draft tree attended, checked bit by bit and timed'
 	@echo 'make demo-generate         a real language model that decodes with draft trees (fetches 96 MB on the first run)'
+	@echo 'make demo-generate MODEL=gemma3   the same with Gemma 3 270M, under its own terms (fetches 238 MB)'
 	@echo 'make test                  everything: gcc, clang, sanitizers, Arm under qemu, installation, command line'
 	@echo 'make test STAGES=gcc,cli   some of it (scripts/run-tests --list)'
 	@echo 'make exhaustive            exp2, tanh and log over every f32 input, and each instruction set against the scalar one'
@@ -41,7 +44,7 @@ demo: build
 
 demo-generate:
 	@scripts/setup build
-	@env -u MAKEFLAGS -u MAKELEVEL JOBS=$(JOBS) scripts/demo-generate
+	@env -u MAKEFLAGS -u MAKELEVEL JOBS=$(JOBS) MODEL=$(MODEL) scripts/demo-generate
 
 test:
 	@scripts/setup test

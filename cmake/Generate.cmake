@@ -36,7 +36,7 @@ if(TARGET treeattn_cli)
   target_link_libraries(treeattn_cli PRIVATE ta_generate)
 endif()
 
-add_executable(treeattn-generate-check tests/generate/check_model.c)
+add_executable(treeattn-generate-check tests/generate/check_model.c tests/generate/check_log.c)
 target_link_libraries(treeattn-generate-check PRIVATE ta_generate ta_flags)
 add_executable(treeattn-generate-law tests/generate/check_law.c)
 target_link_libraries(treeattn-generate-law PRIVATE ta_generate ta_flags)

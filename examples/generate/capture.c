@@ -107,6 +107,17 @@ static bool set_json(io_writer *writer, const char *key, json_t *json) {
   return good;
 }
 
+static bool add_windows(const gen_capture *capture, io_writer *writer) {
+  bool good = true;
+  for (size_t k = 0; k < capture->num_layers && good; ++k) {
+    const int64_t window = capture->session->forward->model->layers[capture->layers[k]].window;
+    char key[NAME_BYTES];
+    (void)snprintf(key, sizeof key, "layer%" PRId64 ".window", capture->layers[k]);
+    good = window == 0 || set_number(writer, key, window);
+  }
+  return good;
+}
+
 static bool add_texts(const gen_capture *capture, const gen_step *step, io_writer *writer) {
   const gen_model *model = capture->session->forward->model;
   json_t *texts = json_array();
@@ -144,7 +155,7 @@ static bool write_step(const gen_capture *capture, const gen_step *step, const a
          io_writer_add(writer, "prefix_tokens", IO_I32, 1, prefix, capture->session->tokens) &&
          io_writer_add(writer, "argmax", IO_I32, 1, nodes, made->argmax) &&
          (!capture->with_logits || io_writer_add(writer, "logits", IO_F32, 2, logits, step->logits)) &&
-         add_layers(capture, step, made, writer) && add_texts(capture, step, writer) &&
+         add_layers(capture, step, made, writer) && add_windows(capture, writer) && add_texts(capture, step, writer) &&
          io_writer_save(writer, capture->path);
 }
 

@@ -51,13 +51,16 @@ static bool encode(const opened *with, const gen_options *options, const char *t
                     gen_tokenizer_find(with->tokenizer, "<|im_end|>") >= 0;
   static const char before[] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n";
   static const char after[] = "<|im_end|>\n<|im_start|>assistant\n";
-  *num_tokens = 0;
-  return (!chat || gen_tokenizer_encode(with->tokenizer, before, sizeof before - 1, true, tokens, capacity, num_tokens,
-                                        error) == TREEATTN_OK) &&
-         gen_tokenizer_encode(with->tokenizer, text, length, !chat, tokens, capacity, num_tokens, error) ==
+  if (!chat) {
+    return gen_tokenizer_encode_prompt(with->tokenizer, text, length, tokens, capacity, num_tokens, error) ==
+           TREEATTN_OK;
+  }
+  return gen_tokenizer_encode_prompt(with->tokenizer, before, sizeof before - 1, tokens, capacity, num_tokens, error) ==
              TREEATTN_OK &&
-         (!chat || gen_tokenizer_encode(with->tokenizer, after, sizeof after - 1, true, tokens, capacity, num_tokens,
-                                        error) == TREEATTN_OK);
+         gen_tokenizer_encode(with->tokenizer, text, length, false, tokens, capacity, num_tokens, error) ==
+             TREEATTN_OK &&
+         gen_tokenizer_encode(with->tokenizer, after, sizeof after - 1, true, tokens, capacity, num_tokens, error) ==
+             TREEATTN_OK;
 }
 
 static int take_prompt(opened *with, const gen_options *options) {
@@ -178,7 +181,10 @@ static int run_session(const opened *with, const gen_options *options, gen_sessi
                        watching *state) {
   treeattn_error error;
   const gen_watcher watcher = {watch, state};
-  treeattn_status status = gen_session_add_default_drafters(session, &error);
+  treeattn_status status = TREEATTN_OK;
+  if (run->decoding.max_nodes > 1) {
+    status = gen_session_add_default_drafters(session, with->tokenizer, &error);
+  }
   if (status == TREEATTN_OK) {
     status = gen_session_prompt(session, with->prompt, with->num_prompt, false, &error);
   }

@@ -3,12 +3,13 @@
 #ifndef GENERATE_DRAFT_H
 #define GENERATE_DRAFT_H
 
+#include <ggml.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include <treeattn/tree.h>
 
-enum { GEN_MAX_CHILDREN = 8 };
+enum { GEN_MAX_DRAFTERS = 4, GEN_MAX_CHILDREN = 8, GEN_OBSERVED_TOKENS = 3 };
 
 /*
  * A drafter. Several are asked one after another: each gives candidates for the token after tokens[0 .. num_tokens - 1]
@@ -23,15 +24,20 @@ typedef struct gen_drafter {
   /* `next` has been committed after these tokens, of the prompt too. `missed`: no earlier drafter had it. Returns
    * whether this one did. */
   bool (*learn)(void *context, const int32_t *tokens, int64_t num_tokens, int32_t next, bool missed);
-  /* The target's row after `token`, of any verified node; NULL if the drafter does not care. */
-  void (*observe)(void *context, int32_t token, const float *logits, int64_t vocab_size);
+  /* The target's row behind these tokens, the last of a longer text: of any verified node, rejected ones too. NULL if
+   * the drafter does not care. */
+  void (*observe)(void *context, const int32_t *tokens, int64_t num_tokens, const float *logits, int64_t vocab_size);
   void (*destroy)(void *context);
 } gen_drafter;
 
-/* What followed earlier occurrences of the last 1 to 6 tokens, longest matches first (prompt look-up). */
+/* What followed earlier occurrences of the last 1 to 6 tokens, or of those 1 or 2 before them (prompt look-up). */
 treeattn_status gen_drafter_lookup(int64_t max_tokens, gen_drafter *drafter, treeattn_error *error);
-/* The likeliest successors that the target named when it last saw a token (token recycling, arXiv 2408.08696). */
-treeattn_status gen_drafter_recycle(int64_t vocab_size, gen_drafter *drafter, treeattn_error *error);
+/* What followed earlier places that differ in their numbers alone, numbers counted on. digit_tokens: of 0 to 9, -1: none. */
+treeattn_status gen_drafter_count(const int32_t digit_tokens[10], int64_t vocab_size, int64_t max_tokens,
+                                  gen_drafter *drafter, treeattn_error *error);
+/* The likeliest successors in the target's row behind the last 1 to 3 tokens (token recycling, arXiv 2408.08696), or for a
+ * token that was never seen behind the one most like it. embedding: a row for each token; NULL: nothing for new tokens. */
+treeattn_status gen_drafter_recycle(const struct ggml_tensor *embedding, gen_drafter *drafter, treeattn_error *error);
 /* Arbitrary tokens, so that every tree is full: for tests of what must not depend on the drafts. */
 treeattn_status gen_drafter_arbitrary(int64_t vocab_size, gen_drafter *drafter, treeattn_error *error);
 

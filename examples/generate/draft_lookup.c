@@ -1,44 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prompt look-up: an index of all n-grams seen so far, and how often each order of match has been right. */
+/* Prompt look-up: an index of all that has been seen so far, and how often each kind of match has been right. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "draft.h"
 #include "fail.h"
 
-enum { MAX_ORDER = 6, MAX_MATCHES = 8, HASH_BITS = 16 };
+enum { NUM_PATTERNS = 9, MAX_MATCHES = 8, HASH_BITS = 14 };
 
-/* For each order n, a chain of the places p whose n tokens before p hash alike, latest first. */
+/* What has to be equal: `length` tokens, behind which `skipped` ones may be any, as where a list or a table has the same
+ * words around another one. Asked in this order. */
+typedef struct pattern {
+  int length, skipped;
+  double right; /* how often, before anything is known */
+} pattern;
+
+static const pattern patterns[NUM_PATTERNS] = {{6, 0, 0.7}, {5, 0, 0.6}, {4, 0, 0.5}, {3, 0, 0.5}, {2, 0, 0.4},
+                                               {3, 1, 0.3}, {1, 0, 0.2}, {2, 1, 0.2}, {3, 2, 0.2}};
+
+/* For each pattern, a chain of the places p whose tokens before p hash alike, latest first. */
 typedef struct lookup {
   int32_t *history; /* what has been committed, as learn saw it */
   int64_t num_history, max_tokens;
-  int32_t *heads[MAX_ORDER];    /* [1 << HASH_BITS], -1: none */
-  int32_t *previous[MAX_ORDER]; /* [max_tokens] */
-  double hits[MAX_ORDER], tries[MAX_ORDER];
+  int32_t *heads[NUM_PATTERNS];    /* [1 << HASH_BITS], -1: none */
+  int32_t *previous[NUM_PATTERNS]; /* [max_tokens] */
+  double hits[NUM_PATTERNS], tries[NUM_PATTERNS];
 } lookup;
 
-static size_t hash(const int32_t *tokens, int order) {
-  uint64_t mixed = (uint64_t)order;
-  for (int t = 0; t < order; ++t) {
+static size_t hash(const int32_t *tokens, int length) {
+  uint64_t mixed = (uint64_t)length;
+  for (int t = 0; t < length; ++t) {
     mixed = (mixed ^ (uint32_t)tokens[t]) * UINT64_C(0x9e3779b97f4a7c15);
     mixed ^= mixed >> 29;
   }
   return (size_t)(mixed >> (64 - HASH_BITS));
 }
 
-/* The continuations of the last `order` tokens, latest first, each once; the weights say how often and how lately. */
-static int64_t matches(const lookup *index, const int32_t *tokens, int64_t num_tokens, int order, int32_t *found,
+/* The continuations of the text, latest first, each once; the weights say how often and how lately. */
+static int64_t matches(const lookup *index, const int32_t *tokens, int64_t num_tokens, int which, int32_t *found,
                        float *weights) {
-  if (num_tokens < order) {
+  const pattern *like = &patterns[which];
+  const int reach = like->length + like->skipped;
+  if (num_tokens < reach) {
     return 0;
   }
-  const int32_t *suffix = tokens + num_tokens - order;
+  const int32_t *equal = tokens + num_tokens - reach;
   int64_t num = 0;
   float weight = 1.0f;
   int looked_at = 0;
-  for (int32_t p = index->heads[order - 1][hash(suffix, order)]; p >= 0 && looked_at < MAX_MATCHES;
-       p = index->previous[order - 1][p]) {
-    if (memcmp(index->history + p - order, suffix, (size_t)order * sizeof *suffix) != 0) {
+  for (int32_t p = index->heads[which][hash(equal, like->length)]; p >= 0 && looked_at < MAX_MATCHES;
+       p = index->previous[which][p]) {
+    if (memcmp(index->history + p - reach, equal, (size_t)like->length * sizeof *equal) != 0) {
       continue;
     }
     ++looked_at;
@@ -61,10 +73,10 @@ static int64_t propose(void *context, const int32_t *tokens, int64_t num_tokens,
   const lookup *index = context;
   int64_t num = 0;
   float left = 1.0f; /* the probability that no longer match was right */
-  for (int order = MAX_ORDER; order >= 1 && num < capacity; --order) {
+  for (int which = 0; which < NUM_PATTERNS && num < capacity; ++which) {
     int32_t found[MAX_MATCHES];
     float weights[MAX_MATCHES];
-    const int64_t num_found = matches(index, tokens, num_tokens, order, found, weights);
+    const int64_t num_found = matches(index, tokens, num_tokens, which, found, weights);
     if (num_found == 0) {
       continue;
     }
@@ -72,7 +84,7 @@ static int64_t propose(void *context, const int32_t *tokens, int64_t num_tokens,
     for (int64_t f = 0; f < num_found; ++f) {
       sum += weights[f];
     }
-    const float right = (float)((index->hits[order - 1] + 1.0) / (index->tries[order - 1] + 2.0));
+    const float right = (float)((index->hits[which] + 2.0 * patterns[which].right) / (index->tries[which] + 2.0));
     for (int64_t f = 0; f < num_found && num < capacity; ++f) {
       bool known = false;
       for (int64_t c = 0; c < num; ++c) {
@@ -91,16 +103,16 @@ static int64_t propose(void *context, const int32_t *tokens, int64_t num_tokens,
 static bool learn(void *context, const int32_t *tokens, int64_t num_tokens, int32_t next, bool missed) {
   lookup *index = context;
   bool had_it = false;
-  for (int order = MAX_ORDER; order >= 1 && missed && !had_it; --order) {
+  for (int which = 0; which < NUM_PATTERNS && missed && !had_it; ++which) {
     int32_t found[MAX_MATCHES];
     float weights[MAX_MATCHES];
-    const int64_t num_found = matches(index, tokens, num_tokens, order, found, weights);
+    const int64_t num_found = matches(index, tokens, num_tokens, which, found, weights);
     for (int64_t f = 0; f < num_found; ++f) {
       had_it = had_it || found[f] == next;
     }
     if (num_found > 0) {
-      index->tries[order - 1] += 1.0;
-      index->hits[order - 1] += had_it ? 1.0 : 0.0;
+      index->tries[which] += 1.0;
+      index->hits[which] += had_it ? 1.0 : 0.0;
     }
   }
   if (num_tokens < index->max_tokens) {
@@ -109,10 +121,13 @@ static bool learn(void *context, const int32_t *tokens, int64_t num_tokens, int3
            (size_t)(num_tokens - index->num_history) * sizeof *tokens);
     index->history[num_tokens] = next;
     index->num_history = num_tokens + 1;
-    for (int order = 1; order <= MAX_ORDER && order <= num_tokens; ++order) {
-      int32_t *head = &index->heads[order - 1][hash(tokens + num_tokens - order, order)];
-      index->previous[order - 1][num_tokens] = *head;
-      *head = (int32_t)num_tokens;
+    for (int which = 0; which < NUM_PATTERNS; ++which) {
+      const int reach = patterns[which].length + patterns[which].skipped;
+      if (reach <= num_tokens) {
+        int32_t *head = &index->heads[which][hash(tokens + num_tokens - reach, patterns[which].length)];
+        index->previous[which][num_tokens] = *head;
+        *head = (int32_t)num_tokens;
+      }
     }
   }
   return had_it;
@@ -120,9 +135,9 @@ static bool learn(void *context, const int32_t *tokens, int64_t num_tokens, int3
 
 static void destroy(void *context) {
   lookup *index = context;
-  for (int order = 0; order < MAX_ORDER; ++order) {
-    free(index->heads[order]);
-    free(index->previous[order]);
+  for (int which = 0; which < NUM_PATTERNS; ++which) {
+    free(index->heads[which]);
+    free(index->previous[which]);
   }
   free(index->history);
   free(index);
@@ -136,12 +151,12 @@ treeattn_status gen_drafter_lookup(int64_t max_tokens, gen_drafter *drafter, tre
   index->max_tokens = max_tokens;
   index->history = malloc((size_t)max_tokens * sizeof *index->history);
   bool complete = index->history != NULL;
-  for (int order = 0; order < MAX_ORDER; ++order) {
-    index->heads[order] = malloc(sizeof(int32_t) << HASH_BITS);
-    index->previous[order] = malloc((size_t)max_tokens * sizeof(int32_t));
-    complete = complete && index->heads[order] != NULL && index->previous[order] != NULL;
+  for (int which = 0; which < NUM_PATTERNS; ++which) {
+    index->heads[which] = malloc(sizeof(int32_t) << HASH_BITS);
+    index->previous[which] = malloc((size_t)max_tokens * sizeof(int32_t));
+    complete = complete && index->heads[which] != NULL && index->previous[which] != NULL;
     if (complete) {
-      memset(index->heads[order], -1, sizeof(int32_t) << HASH_BITS);
+      memset(index->heads[which], -1, sizeof(int32_t) << HASH_BITS);
     }
   }
   if (!complete) {

@@ -14,7 +14,7 @@ struct gen_draft {
   int64_t max_proposed;
   int32_t *parents, *tokens, *frontier, *proposed_parents, *proposed_tokens, *children, *counts;
   float *log_probs;
-  double *values;
+  double *values, *proposed_values, *sorted;
 };
 
 static treeattn_growth_args growth_args(const gen_draft *draft, int32_t root_token) {
@@ -50,9 +50,12 @@ treeattn_status gen_draft_create(int64_t max_nodes, int64_t max_levels, gen_draf
     made->log_probs = malloc(nodes * GEN_MAX_CHILDREN * sizeof *made->log_probs);
     made->proposed_parents = malloc(proposed * sizeof *made->proposed_parents);
     made->proposed_tokens = malloc(proposed * sizeof *made->proposed_tokens);
+    made->proposed_values = malloc(proposed * sizeof *made->proposed_values);
+    made->sorted = malloc(proposed * sizeof *made->sorted);
     if (made->growth_memory == NULL || made->parents == NULL || made->tokens == NULL || made->values == NULL ||
         made->frontier == NULL || made->counts == NULL || made->children == NULL || made->log_probs == NULL ||
-        made->proposed_parents == NULL || made->proposed_tokens == NULL) {
+        made->proposed_parents == NULL || made->proposed_tokens == NULL || made->proposed_values == NULL ||
+        made->sorted == NULL) {
       status = gen_fail_memory(error);
     }
   }
@@ -78,34 +81,53 @@ void gen_draft_destroy(gen_draft *draft) {
   free(draft->log_probs);
   free(draft->proposed_parents);
   free(draft->proposed_tokens);
+  free(draft->proposed_values);
+  free(draft->sorted);
   free(draft);
 }
 
-/* All drafters' candidates for one node, each token once; what the earlier ones leave is shared by the later ones. */
+/* All drafters' candidates for one node, each token once, the likeliest kept. What the earlier drafters leave is shared by
+ * the later ones; a token that several name is likelier than each of them says. */
 static int32_t candidates_of(const gen_drafter *drafters, int num_drafters, const int32_t *tokens, int64_t num_tokens,
                              int64_t max_children, int32_t *children, float *log_probs) {
-  int32_t num = 0;
+  int32_t all[GEN_MAX_DRAFTERS * GEN_MAX_CHILDREN];
+  float probabilities[GEN_MAX_DRAFTERS * GEN_MAX_CHILDREN];
+  int num = 0;
   float left = 1.0f;
-  for (int d = 0; d < num_drafters && num < max_children; ++d) {
+  for (int d = 0; d < num_drafters; ++d) {
     int32_t found[GEN_MAX_CHILDREN];
-    float probabilities[GEN_MAX_CHILDREN];
+    float claimed[GEN_MAX_CHILDREN];
     const int64_t num_found =
-        drafters[d].propose(drafters[d].context, tokens, num_tokens, GEN_MAX_CHILDREN, found, probabilities);
+        drafters[d].propose(drafters[d].context, tokens, num_tokens, GEN_MAX_CHILDREN, found, claimed);
     float used = 0.0f;
-    for (int64_t f = 0; f < num_found && num < max_children; ++f) {
-      bool known = false;
-      for (int32_t c = 0; c < num; ++c) {
-        known = known || children[c] == found[f];
+    for (int64_t f = 0; f < num_found; ++f) {
+      int at = 0;
+      while (at < num && all[at] != found[f]) {
+        ++at;
       }
-      if (!known) {
-        children[num] = found[f];
-        log_probs[num++] = fminf(logf(left * probabilities[f]), 0.0f);
+      if (at == num) {
+        all[num] = found[f];
+        probabilities[num++] = 0.0f;
       }
-      used += probabilities[f];
+      probabilities[at] += (1.0f - probabilities[at]) * left * claimed[f];
+      used += claimed[f];
     }
     left *= fmaxf(1.0f - used, 1e-6f);
   }
-  return num;
+  int32_t kept = 0;
+  for (; kept < max_children && kept < num; ++kept) {
+    int best = kept;
+    for (int c = kept + 1; c < num; ++c) {
+      best = probabilities[c] > probabilities[best] ? c : best;
+    }
+    const int32_t token = all[best];
+    const float probability = probabilities[best];
+    all[best] = all[kept];
+    probabilities[best] = probabilities[kept];
+    children[kept] = token;
+    log_probs[kept] = fminf(logf(fmaxf(probability, 1e-30f)), 0.0f);
+  }
+  return kept;
 }
 
 /* The tokens on the way to a proposed node, behind the text. */
@@ -121,34 +143,57 @@ static int64_t write_path(const gen_draft *draft, int32_t node, int32_t *tokens,
   return num_tokens + depth;
 }
 
+static int descending(const void *a, const void *b) {
+  const double left = *(const double *)a;
+  const double right = *(const double *)b;
+  return left < right ? 1 : left > right ? -1 : 0;
+}
+
+/* A node of less value than this will not be in the tree, nor will what is below it: there are max_nodes better ones, or
+ * it emits fewer tokens for what it costs than plain decoding does. */
+static double least_value(const gen_draft *draft, int64_t num_proposed, const gen_tree_options *options) {
+  double least = -INFINITY;
+  if (num_proposed > options->max_nodes) {
+    memcpy(draft->sorted, draft->proposed_values, (size_t)num_proposed * sizeof *draft->sorted);
+    qsort(draft->sorted, (size_t)num_proposed, sizeof *draft->sorted, descending);
+    least = draft->sorted[options->max_nodes - 1];
+  }
+  if (options->cost != NULL) {
+    double cheapest = options->cost[0];
+    for (int64_t n = 1; n < options->max_nodes; ++n) {
+      cheapest = fmin(cheapest, options->cost[n] - options->cost[n - 1]);
+    }
+    least = fmax(least, log(fmax(cheapest, 0.0) / options->cost[0]));
+  }
+  return least;
+}
+
 static treeattn_status add_level(gen_draft *draft, treeattn_growth *growth, const gen_drafter *drafters,
-                                 int num_drafters, int32_t *tokens, int64_t num_tokens, int64_t max_children,
+                                 int num_drafters, int32_t *tokens, int64_t num_tokens, const gen_tree_options *options,
                                  bool *grew, treeattn_error *error) {
   int64_t num_frontier = 0;
   int64_t num_proposed = 0;
   treeattn_status status =
       treeattn_growth_get_frontier(growth, draft->frontier, draft->max_nodes, &num_frontier, error);
   if (status == TREEATTN_OK) {
-    status = treeattn_growth_get_proposed(growth, draft->proposed_parents, draft->proposed_tokens, NULL,
-                                          draft->max_proposed, &num_proposed, error);
+    status = treeattn_growth_get_proposed(growth, draft->proposed_parents, draft->proposed_tokens,
+                                          draft->proposed_values, draft->max_proposed, &num_proposed, error);
   }
   *grew = false;
   if (status != TREEATTN_OK || num_frontier == 0) {
     return status;
   }
+  const double least = least_value(draft, num_proposed, options);
   for (int64_t f = 0; f < num_frontier; ++f) {
-    const int64_t length = write_path(draft, draft->frontier[f], tokens, num_tokens);
-    draft->counts[f] = candidates_of(drafters, num_drafters, tokens, length, max_children,
-                                     draft->children + f * GEN_MAX_CHILDREN, draft->log_probs + f * GEN_MAX_CHILDREN);
+    draft->counts[f] = 0;
+    if (draft->proposed_values[draft->frontier[f]] >= least) {
+      const int64_t length = write_path(draft, draft->frontier[f], tokens, num_tokens);
+      draft->counts[f] = candidates_of(drafters, num_drafters, tokens, length, options->max_children,
+                                       draft->children + f * GEN_MAX_CHILDREN, draft->log_probs + f * GEN_MAX_CHILDREN);
+    }
     *grew = *grew || draft->counts[f] > 0;
   }
   return treeattn_growth_add_level(growth, draft->children, draft->log_probs, draft->counts, 0, error);
-}
-
-static int descending(const void *a, const void *b) {
-  const double left = *(const double *)a;
-  const double right = *(const double *)b;
-  return left < right ? 1 : left > right ? -1 : 0;
 }
 
 /* A node's value is the logarithm of the probability that verification reaches it, so the best n nodes are worth the sum
@@ -182,7 +227,7 @@ treeattn_status gen_draft_grow(gen_draft *draft, const gen_drafter *drafters, in
   treeattn_status status = treeattn_growth_init(&args, draft->growth_memory, draft->growth_bytes, &growth, error);
   bool grew = args.max_levels > 0;
   while (status == TREEATTN_OK && grew) {
-    status = add_level(draft, growth, drafters, num_drafters, tokens, num_tokens, options->max_children, &grew, error);
+    status = add_level(draft, growth, drafters, num_drafters, tokens, num_tokens, options, &grew, error);
   }
   tree->parents = draft->parents;
   tree->tokens = draft->tokens;

@@ -52,6 +52,8 @@ bool gen_field_string(const struct gguf_context *file, const char *key, const ch
 bool gen_field_count(const struct gguf_context *file, const char *key, int64_t minimum, int64_t maximum, int64_t *value,
                      treeattn_error *error);
 bool gen_field_float(const struct gguf_context *file, const char *key, float *value, treeattn_error *error);
+/* An absent field leaves the value as it is. */
+bool gen_field_flag(const struct gguf_context *file, const char *key, bool *value, treeattn_error *error);
 /* The place and length of an array whose elements have this type. */
 bool gen_field_array(const struct gguf_context *file, const char *key, enum gguf_type type, int64_t *field,
                      int64_t *length, treeattn_error *error);

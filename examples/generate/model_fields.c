@@ -87,3 +87,12 @@ bool gen_field_array(const struct gguf_context *file, const char *key, enum gguf
   *length = (int64_t)gguf_get_arr_n(file, *field);
   return true;
 }
+
+bool gen_field_flag(const struct gguf_context *file, const char *key, bool *value, treeattn_error *error) {
+  const int64_t field = gguf_find_key(file, key);
+  if (field >= 0 && gguf_get_kv_type(file, field) != GGUF_TYPE_BOOL) {
+    return wrong_type(file, key, field, "bool", error);
+  }
+  *value = field >= 0 ? gguf_get_val_bool(file, field) : *value;
+  return true;
+}

@@ -61,16 +61,34 @@ treeattn_status gen_session_add_drafter(gen_session *session, const gen_drafter 
   return TREEATTN_OK;
 }
 
-treeattn_status gen_session_add_default_drafters(gen_session *session, treeattn_error *error) {
+static treeattn_status make_counter(const gen_session *session, const gen_tokenizer *tokenizer, gen_drafter *drafter,
+                                    treeattn_error *error) {
+  int32_t digits[10];
+  treeattn_error ignored; /* a vocabulary without digits is no failure */
+  for (int digit = 0; digit < 10; ++digit) {
+    const char text = (char)('0' + digit);
+    int64_t num = 0;
+    const treeattn_status status = gen_tokenizer_encode(tokenizer, &text, 1, false, &digits[digit], 1, &num, &ignored);
+    digits[digit] = status == TREEATTN_OK && num == 1 ? digits[digit] : -1;
+  }
+  return gen_drafter_count(digits, session->forward->model->vocab_size, session->forward->cache.capacity, drafter,
+                           error);
+}
+
+treeattn_status gen_session_add_default_drafters(gen_session *session, const gen_tokenizer *tokenizer,
+                                                 treeattn_error *error) {
   gen_drafter drafter;
   treeattn_status status = gen_drafter_lookup(session->forward->cache.capacity, &drafter, error);
-  if (status == TREEATTN_OK) {
-    status = gen_session_add_drafter(session, &drafter, error);
+  status = status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
+  if (status == TREEATTN_OK && tokenizer != NULL) {
+    status = make_counter(session, tokenizer, &drafter, error);
+    status = status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
   }
   if (status == TREEATTN_OK) {
-    status = gen_drafter_recycle(session->forward->model->vocab_size, &drafter, error);
+    status = gen_drafter_recycle(session->forward->model->embedding, &drafter, error);
+    status = status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
   }
-  return status == TREEATTN_OK ? gen_session_add_drafter(session, &drafter, error) : status;
+  return status;
 }
 
 /* Tells the drafters about the tokens that have come since. */
@@ -218,6 +236,30 @@ static treeattn_status verify(gen_session *session, const gen_decoding *decoding
   return status;
 }
 
+static void observe(const gen_session *session, const int32_t *tokens, int64_t num_tokens, const float *logits) {
+  for (int d = 0; d < session->num_drafters; ++d) {
+    if (session->drafters[d].observe != NULL) {
+      session->drafters[d].observe(session->drafters[d].context, tokens, num_tokens, logits,
+                                   session->forward->model->vocab_size);
+    }
+  }
+}
+
+/* The rows of all nodes, each behind the last tokens of its own path. */
+static void observe_tree(const gen_session *session, const gen_tree *tree, int64_t prefix_len, const float *logits) {
+  for (int64_t i = 0; i < tree->num_nodes; ++i) {
+    int32_t tokens[GEN_OBSERVED_TOKENS];
+    int64_t num = 0;
+    for (int64_t j = i; j >= 0 && num < GEN_OBSERVED_TOKENS; j = tree->parents[j]) {
+      tokens[GEN_OBSERVED_TOKENS - ++num] = tree->tokens[j];
+    }
+    for (int64_t p = prefix_len - 1; p >= 0 && num < GEN_OBSERVED_TOKENS; --p) {
+      tokens[GEN_OBSERVED_TOKENS - ++num] = session->tokens[p];
+    }
+    observe(session, tokens + GEN_OBSERVED_TOKENS - num, num, logits + i * session->forward->model->vocab_size);
+  }
+}
+
 treeattn_status gen_session_step(gen_session *session, const gen_decoding *decoding, int64_t limit,
                                  const gen_watcher *watcher, int64_t *num_emitted, treeattn_error *error) {
   gen_forward *forward = session->forward;
@@ -260,14 +302,7 @@ treeattn_status gen_session_step(gen_session *session, const gen_decoding *decod
   session->num_tokens += num_path;
   /* First what was known before the step is judged, then the step's rows renew it. */
   learn(session);
-  for (int64_t i = 0; i < tree.num_nodes; ++i) {
-    for (int d = 0; d < session->num_drafters; ++d) {
-      if (session->drafters[d].observe != NULL) {
-        session->drafters[d].observe(session->drafters[d].context, tree.tokens[i],
-                                     logits + i * forward->model->vocab_size, forward->model->vocab_size);
-      }
-    }
-  }
+  observe_tree(session, &tree, prefix_len, logits);
   const double ended = gen_seconds();
   ++totals->num_steps;
   totals->num_nodes += tree.num_nodes;

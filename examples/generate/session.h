@@ -7,8 +7,9 @@
 
 #include "draft.h"
 #include "forward.h"
+#include "tokenizer.h"
 
-enum { GEN_MAX_DRAFTERS = 4, GEN_MAX_TREE = 64, GEN_MAX_LEVELS = 16, GEN_PREFILL_ROWS = 128 };
+enum { GEN_MAX_TREE = 64, GEN_MAX_LEVELS = 32, GEN_PREFILL_ROWS = 128 };
 
 /* How a text is continued. */
 typedef struct gen_decoding {
@@ -64,8 +65,9 @@ void gen_session_destroy(gen_session *session);
 
 /* The session owns the drafter from here on, also after a failure. */
 treeattn_status gen_session_add_drafter(gen_session *session, const gen_drafter *drafter, treeattn_error *error);
-/* Look-up and recycling. */
-treeattn_status gen_session_add_default_drafters(gen_session *session, treeattn_error *error);
+/* Look-up, counting and recycling. The tokenizer tells which tokens are digits; NULL: no counting. */
+treeattn_status gen_session_add_default_drafters(gen_session *session, const gen_tokenizer *tokenizer,
+                                                 treeattn_error *error);
 
 /* Takes the prompt, 1 token or more. `cached`: the forward holds its keys and values from an earlier session. */
 treeattn_status gen_session_prompt(gen_session *session, const int32_t *tokens, int64_t num_tokens, bool cached,

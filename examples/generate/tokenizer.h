@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text to tokens and back, as the byte-level BPE tokenizers of GPT-2's family do it. */
+/* Text to tokens and back: byte-level BPE as in GPT-2's family, or SentencePiece's BPE as Gemma has it. */
 #ifndef GENERATE_TOKENIZER_H
 #define GENERATE_TOKENIZER_H
 
@@ -22,14 +22,16 @@ enum {
   GEN_TOKEN_BYTE = 6
 };
 
-/* Everything is borrowed until destroy. tokens are in the byte-level alphabet, merges are "left right". */
+/* Everything is borrowed until destroy. Without scores, tokens are in the byte-level alphabet and merges are
+ * "left right"; with them, tokens are SentencePiece's pieces and there are no merges. */
 typedef struct gen_vocabulary {
   int32_t num_tokens;
   const char *const *tokens;
   const int32_t *types; /* NULL: all normal */
   int32_t num_merges;
   const char *const *merges;
-  bool single_digits; /* every number character is a word of its own */
+  bool single_digits;  /* every number character is a word of its own */
+  const float *scores; /* the higher, the earlier two neighbours are merged into this piece; NULL: byte-level */
 } gen_vocabulary;
 
 treeattn_status gen_tokenizer_create(const gen_vocabulary *vocabulary, gen_tokenizer **tokenizer,
@@ -48,12 +50,19 @@ treeattn_status gen_tokenizer_encode(const gen_tokenizer *tokenizer, const char 
                                      bool parse_control, int32_t *tokens, int64_t capacity, int64_t *num_tokens,
                                      treeattn_error *error);
 
+/* A text from its beginning: the same with control tokens, behind the token that every text begins with, if there is one. */
+treeattn_status gen_tokenizer_encode_prompt(const gen_tokenizer *tokenizer, const char *text, size_t text_bytes,
+                                            int32_t *tokens, int64_t capacity, int64_t *num_tokens,
+                                            treeattn_error *error);
+
 /* The bytes of a token, at most `capacity` of them written; returns how many there are. Control tokens have their name. */
 size_t gen_tokenizer_decode(const gen_tokenizer *tokenizer, int32_t token, char *text, size_t capacity);
 
 /* -1 if there is none. */
 int32_t gen_tokenizer_find(const gen_tokenizer *tokenizer, const char *name);
 bool gen_tokenizer_is_control(const gen_tokenizer *tokenizer, int32_t token);
+/* The token that every text begins with, -1 if the file asks for none; encode does not add it. */
+int32_t gen_tokenizer_begin(const gen_tokenizer *tokenizer);
 int32_t gen_tokenizer_end(const gen_tokenizer *tokenizer); /* the token that ends a text, -1 if the file names none */
 
 #endif

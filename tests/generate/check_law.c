@@ -171,7 +171,8 @@ static int run_law(law *with, const gen_model *model, const gen_tokenizer *token
   if (with->first == NULL || with->places == NULL) {
     return cli_out_of_memory();
   }
-  treeattn_status status = gen_tokenizer_encode(tokenizer, text, length, true, prompt, MAX_PROMPT, &num_prompt, &error);
+  treeattn_status status =
+      gen_tokenizer_encode_prompt(tokenizer, text, length, prompt, MAX_PROMPT, &num_prompt, &error);
   if (status == TREEATTN_OK) {
     status = gen_forward_create(model, MAX_PROMPT + 2 * GEN_MAX_TREE, GEN_PREFILL_ROWS, 1, &forward, &error);
   }
@@ -179,7 +180,7 @@ static int run_law(law *with, const gen_model *model, const gen_tokenizer *token
     status = gen_session_create(forward, &session, &error);
   }
   if (status == TREEATTN_OK) {
-    status = gen_session_add_default_drafters(session, &error);
+    status = gen_session_add_default_drafters(session, tokenizer, &error);
   }
   if (status == TREEATTN_OK) {
     status = gen_session_prompt(session, prompt, num_prompt, false, &error);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check_log.h"
 #include "session.h"
 #include "tokenizer.h"
 
@@ -22,12 +23,12 @@ static const char help[] =
     "      --attention WHOSE  tree, ggml-flash or ggml-softmax (tree): differences fail the check for `tree` only\n"
     "      --unfilled       only the drafters' own candidates, as in use: what counts are then the steps\n"
     "      --verbose        a line for each prompt too\n"
+    "      --log FILE       append a line to FILE for each prompt and tree as soon as it is counted, and take what "
+    "FILE\n"
+    "                       holds already from there: for one model and build, so that a long run can be resumed\n"
     "  -h, --help           show this help\n";
 
-typedef struct tally {
-  int64_t num_tokens, num_steps, num_nodes, wrong_tokens, num_logits, wrong_logits;
-  double seconds;
-} tally;
+static const char *const attentions[] = {"tree", "ggml-flash", "ggml-softmax", NULL};
 
 typedef struct checker {
   const gen_model *model;
@@ -35,13 +36,14 @@ typedef struct checker {
   int64_t num_tokens;
   int attention;
   bool unfilled, verbose;
+  const char *log;
   int64_t *trees, *threads;
   size_t num_trees, num_threads;
   int32_t *expected; /* plain decoding's tokens [num_tokens] */
   float *rows;       /* plain decoding's logits [num_tokens][vocab_size] */
   int64_t num_prompt;
   bool recording, diverged;
-  tally *now;
+  check_tally *now;
 } checker;
 
 /* The row of path[k] says what follows the token at prefix_len + k. */
@@ -80,7 +82,7 @@ static treeattn_status compare(void *context, const gen_step *step, treeattn_err
 }
 
 static treeattn_status add_drafters(const checker *check, gen_session *session, treeattn_error *error) {
-  treeattn_status status = gen_session_add_default_drafters(session, error);
+  treeattn_status status = gen_session_add_default_drafters(session, check->tokenizer, error);
   gen_drafter drafter;
   if (status == TREEATTN_OK && !check->unfilled) {
     status = gen_drafter_arbitrary(check->model->vocab_size, &drafter, error);
@@ -92,13 +94,13 @@ static treeattn_status add_drafters(const checker *check, gen_session *session, 
 }
 
 static treeattn_status decode(checker *check, gen_forward *forward, const int32_t *prompt, bool cached, int64_t nodes,
-                              tally *sum, treeattn_error *error) {
+                              check_tally *sum, treeattn_error *error) {
   gen_session *session = NULL;
-  tally now = {0};
+  check_tally now = {0};
   check->now = &now;
   check->diverged = false;
   treeattn_status status = gen_session_create(forward, &session, error);
-  if (status == TREEATTN_OK) {
+  if (status == TREEATTN_OK && nodes > 1) {
     status = add_drafters(check, session, error);
   }
   if (status == TREEATTN_OK) {
@@ -114,19 +116,13 @@ static treeattn_status decode(checker *check, gen_forward *forward, const int32_
     now.num_steps = session->totals.num_steps;
     now.num_nodes = session->totals.num_nodes;
     now.seconds = session->totals.seconds;
-    sum->num_tokens += now.num_tokens;
-    sum->num_steps += now.num_steps;
-    sum->num_nodes += now.num_nodes;
-    sum->wrong_tokens += now.wrong_tokens;
-    sum->num_logits += now.num_logits;
-    sum->wrong_logits += now.wrong_logits;
-    sum->seconds += now.seconds;
+    check_tally_add(sum, &now);
   }
   gen_session_destroy(session);
   return status;
 }
 
-static void print_tally(const char *name, int64_t threads, int64_t nodes, const tally *sum) {
+static void print_tally(const char *name, int64_t threads, int64_t nodes, const check_tally *sum) {
   (void)printf("%-28s %7" PRId64 " %5" PRId64 " %8" PRId64 " %7" PRId64 " %10.3f %10.1f %8" PRId64 " %13" PRId64
                " %13" PRId64 " %8.1f\n",
                name, threads, nodes, sum->num_tokens, sum->num_steps,
@@ -136,7 +132,44 @@ static void print_tally(const char *name, int64_t threads, int64_t nodes, const 
   (void)fflush(stdout);
 }
 
-static int check_prompt(checker *check, const char *path, tally *sums) {
+static treeattn_status create_forward(const checker *check, int64_t threads, gen_forward **forward,
+                                      treeattn_error *error) {
+  const treeattn_status status =
+      gen_forward_create(check->model, check->num_prompt + check->num_tokens + 2 * GEN_MAX_TREE, GEN_PREFILL_ROWS,
+                         (int)threads, forward, error);
+  if (status == TREEATTN_OK) {
+    (*forward)->attention = (gen_attention)check->attention;
+  }
+  return status;
+}
+
+/* Plain decoding on one thread, whatever the trees have. */
+static treeattn_status record(checker *check, const int32_t *prompt, treeattn_error *error) {
+  gen_forward *forward = NULL;
+  check_tally unused = {0};
+  treeattn_status status = create_forward(check, 1, &forward, error);
+  check->recording = true;
+  if (status == TREEATTN_OK) {
+    status = decode(check, forward, prompt, false, 1, &unused, error);
+  }
+  check->recording = false;
+  gen_forward_destroy(forward);
+  return status;
+}
+
+/* The forward is made at the first use, and holds the prompt's keys and values from then on. */
+static treeattn_status check_tree(checker *check, const int32_t *prompt, const check_case *about, gen_forward **forward,
+                                  bool *recorded, check_tally *tally, treeattn_error *error) {
+  treeattn_status status = *recorded ? TREEATTN_OK : record(check, prompt, error);
+  *recorded = status == TREEATTN_OK;
+  const bool cached = *forward != NULL;
+  if (status == TREEATTN_OK && !cached) {
+    status = create_forward(check, about->threads, forward, error);
+  }
+  return status == TREEATTN_OK ? decode(check, *forward, prompt, cached, about->tree, tally, error) : status;
+}
+
+static int check_prompt(checker *check, const char *path, check_tally *sums) {
   treeattn_error error;
   FILE *file = fopen(path, "rb");
   if (file == NULL) {
@@ -146,8 +179,7 @@ static int check_prompt(checker *check, const char *path, tally *sums) {
   const size_t length = fread(text, 1, sizeof text, file);
   (void)fclose(file);
   static int32_t prompt[1 << 14];
-  check->num_prompt = 0;
-  if (gen_tokenizer_encode(check->tokenizer, text, length, true, prompt, 1 << 14, &check->num_prompt, &error) !=
+  if (gen_tokenizer_encode_prompt(check->tokenizer, text, length, prompt, 1 << 14, &check->num_prompt, &error) !=
       TREEATTN_OK) {
     return cli_library_error(path, &error);
   }
@@ -156,36 +188,23 @@ static int check_prompt(checker *check, const char *path, tally *sums) {
   }
   treeattn_status status = TREEATTN_OK;
   const char *name = strrchr(path, '/') == NULL ? path : strrchr(path, '/') + 1;
+  bool recorded = false;
   for (size_t t = 0; t < check->num_threads && status == TREEATTN_OK; ++t) {
     gen_forward *forward = NULL;
-    status = gen_forward_create(check->model, check->num_prompt + check->num_tokens + 2 * GEN_MAX_TREE,
-                                GEN_PREFILL_ROWS, (int)check->threads[t], &forward, &error);
-    if (status != TREEATTN_OK) {
-      break;
-    }
-    forward->attention = (gen_attention)check->attention;
-    check->recording = t == 0;
-    bool cached = false;
-    if (check->recording) {
-      tally unused = {0};
-      status = decode(check, forward, prompt, false, 1, &unused, &error);
-      check->recording = false;
-      cached = true;
-    }
     for (size_t n = 0; n < check->num_trees && status == TREEATTN_OK; ++n) {
-      tally one = {0};
-      tally *sum = &sums[t * check->num_trees + n];
-      status = decode(check, forward, prompt, cached, check->trees[n], &one, &error);
-      cached = true;
-      sum->num_tokens += one.num_tokens;
-      sum->num_steps += one.num_steps;
-      sum->num_nodes += one.num_nodes;
-      sum->wrong_tokens += one.wrong_tokens;
-      sum->num_logits += one.num_logits;
-      sum->wrong_logits += one.wrong_logits;
-      sum->seconds += one.seconds;
+      const check_case about = {
+          name, check->num_tokens, check->threads[t], check->trees[n], attentions[check->attention], check->unfilled};
+      check_tally one = {0};
+      if (!check_log_find(check->log, &about, &one)) {
+        status = check_tree(check, prompt, &about, &forward, &recorded, &one, &error);
+        if (status == TREEATTN_OK && !check_log_append(check->log, &about, &one)) {
+          gen_forward_destroy(forward);
+          return cli_error("%s: cannot be written", check->log);
+        }
+      }
+      check_tally_add(&sums[t * check->num_trees + n], &one);
       if (check->verbose && status == TREEATTN_OK) {
-        print_tally(name, check->threads[t], check->trees[n], &one);
+        print_tally(name, about.threads, about.tree, &one);
       }
     }
     gen_forward_destroy(forward);
@@ -194,7 +213,7 @@ static int check_prompt(checker *check, const char *path, tally *sums) {
 }
 
 static int check_all(checker *check, char **paths, int num_paths) {
-  tally *sums = calloc(check->num_threads * check->num_trees, sizeof *sums);
+  check_tally *sums = calloc(check->num_threads * check->num_trees, sizeof *sums);
   check->expected = malloc((size_t)check->num_tokens * sizeof *check->expected);
   check->rows = malloc((size_t)check->num_tokens * (size_t)check->model->vocab_size * sizeof *check->rows);
   if (sums == NULL || check->expected == NULL || check->rows == NULL) {
@@ -211,7 +230,7 @@ static int check_all(checker *check, char **paths, int num_paths) {
   (void)snprintf(name, sizeof name, "all %d", num_paths);
   for (size_t t = 0; t < check->num_threads && status == CLI_OK; ++t) {
     for (size_t n = 0; n < check->num_trees; ++n) {
-      const tally *sum = &sums[t * check->num_trees + n];
+      const check_tally *sum = &sums[t * check->num_trees + n];
       same = same && sum->wrong_tokens == 0 && sum->wrong_logits == 0 && sum->num_tokens > 0;
       print_tally(name, check->threads[t], check->trees[n], sum);
     }
@@ -225,7 +244,7 @@ static int check_all(checker *check, char **paths, int num_paths) {
   return status;
 }
 
-enum { OPTION_TREES = 256, OPTION_THREADS, OPTION_ATTENTION, OPTION_UNFILLED, OPTION_VERBOSE };
+enum { OPTION_TREES = 256, OPTION_THREADS, OPTION_ATTENTION, OPTION_UNFILLED, OPTION_VERBOSE, OPTION_LOG };
 
 int main(int argc, char **argv) {
   static const struct option long_options[] = {
@@ -235,10 +254,10 @@ int main(int argc, char **argv) {
       {"attention", required_argument, NULL, OPTION_ATTENTION},
       {"unfilled", no_argument, NULL, OPTION_UNFILLED},
       {"verbose", no_argument, NULL, OPTION_VERBOSE},
+      {"log", required_argument, NULL, OPTION_LOG},
       {"help", no_argument, NULL, 'h'},
       {NULL, 0, NULL, 0},
   };
-  static const char *const attentions[] = {"tree", "ggml-flash", "ggml-softmax", NULL};
   static int64_t default_trees[] = {1, 4, 8, 16, 32, 64};
   static int64_t default_threads[] = {1, 2};
   checker check = {
@@ -258,6 +277,7 @@ int main(int argc, char **argv) {
       case OPTION_ATTENTION: good = cli_parse_choice("attention", optarg, attentions, &check.attention); break;
       case OPTION_UNFILLED: check.unfilled = true; break;
       case OPTION_VERBOSE: check.verbose = true; break;
+      case OPTION_LOG: check.log = optarg; break;
       case 'h': (void)fputs(help, stdout); return cli_finish(CLI_OK);
       default: return cli_try_help();
     }

@@ -19,6 +19,7 @@
 #include "tiny_model.h"
 #include "tokenizer.h"
 
+/* The file that the tests damage: one of two. */
 static unsigned char *good;
 static size_t good_bytes;
 
@@ -51,12 +52,16 @@ static treeattn_status open_and_use(const unsigned char *data, size_t bytes, tre
   treeattn_status status = gen_model_open_bytes(copy.data, bytes, &model, error);
   if (status == TREEATTN_OK) {
     gen_tokenizer *tokenizer = NULL;
-    if (gen_tokenizer_from_file(model->file, &tokenizer, error) == TREEATTN_OK) {
+    status = gen_tokenizer_from_file(model->file, &tokenizer, error);
+    if (status == TREEATTN_OK) {
       int32_t tokens[16];
       int64_t num_tokens = 0;
-      (void)gen_tokenizer_encode(tokenizer, "!\"a<b", 5, true, tokens, 16, &num_tokens, error);
-      char text[8];
-      (void)gen_tokenizer_decode(tokenizer, 3, text, sizeof text);
+      treeattn_error ignored;
+      (void)gen_tokenizer_encode_prompt(tokenizer, "#!\"a <b\xe2", 8, tokens, 16, &num_tokens, &ignored);
+      for (int32_t t = 0; t < model->vocab_size; ++t) {
+        char text[8];
+        (void)gen_tokenizer_decode(tokenizer, t, text, sizeof text);
+      }
       gen_tokenizer_destroy(tokenizer);
     }
     gen_forward *forward = NULL;
@@ -69,8 +74,8 @@ static treeattn_status open_and_use(const unsigned char *data, size_t bytes, tre
       (void)gen_forward_run(forward, &pass, &logits, &ignored);
       gen_forward_destroy(forward);
     }
-  } else {
-    assert_null(model);
+  }
+  if (status != TREEATTN_OK) {
     assert_int_equal(error->status, status);
     assert_true(strlen(error->message) > 10);
     assert_null(strchr(error->message, '\n'));
@@ -80,15 +85,26 @@ static treeattn_status open_and_use(const unsigned char *data, size_t bytes, tre
   return status;
 }
 
-static int set_up(void **state) {
-  (void)state;
+static int set_up(const char *architecture) {
   tiny_shape shape = tiny_default();
+  shape.architecture = architecture;
   shape.num_layers = 1;
   shape.width = 64;
   shape.head_dim = 16;
   shape.ffn_width = 64;
+  shape.window = strcmp(architecture, "gemma3") == 0 ? 3 : 0;
   good = tiny_make(&shape, &good_bytes);
   return 0;
+}
+
+static int set_up_llama(void **state) {
+  (void)state;
+  return set_up("llama");
+}
+
+static int set_up_gemma(void **state) {
+  (void)state;
+  return set_up("gemma3");
 }
 
 static int tear_down(void **state) {
@@ -180,6 +196,17 @@ static void test_foreign_files_are_named(void **state) {
                  "'tokenizer.ggml.tokens' is missing");
 }
 
+static void test_foreign_pieces_are_named(void **state) {
+  (void)state;
+  expect_refusal("tokenizer.ggml.scores", "tokenizer.ggml.scorez", TREEATTN_ERROR_INVALID_ARGUMENT,
+                 "'tokenizer.ggml.scores' is missing");
+  expect_refusal("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_space_prefiz", TREEATTN_ERROR_UNSUPPORTED,
+                 "puts a space before the text");
+  expect_refusal("<0x20>", "<0x2G>", TREEATTN_ERROR_INVALID_ARGUMENT, "stands for a byte, but is '<0x2G>'");
+  expect_refusal("sliding_window", "sliding_windo!", TREEATTN_ERROR_INVALID_ARGUMENT,
+                 "'gemma3.attention.sliding_window' is missing");
+}
+
 static void test_types_that_are_not_served(void **state) {
   (void)state;
   tiny_shape shape = tiny_default();
@@ -204,7 +231,7 @@ static void test_paths(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest llama[] = {
       cmocka_unit_test(test_good_file_opens),
       cmocka_unit_test(test_every_cut_is_refused),
       cmocka_unit_test(test_random_damage_ends_in_an_answer),
@@ -212,5 +239,12 @@ int main(void) {
       cmocka_unit_test(test_types_that_are_not_served),
       cmocka_unit_test(test_paths),
   };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
+  const struct CMUnitTest gemma[] = {
+      cmocka_unit_test(test_good_file_opens),
+      cmocka_unit_test(test_every_cut_is_refused),
+      cmocka_unit_test(test_random_damage_ends_in_an_answer),
+      cmocka_unit_test(test_foreign_pieces_are_named),
+  };
+  const int failed = cmocka_run_group_tests(llama, set_up_llama, tear_down);
+  return cmocka_run_group_tests(gemma, set_up_gemma, tear_down) + failed;
 }

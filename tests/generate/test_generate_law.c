@@ -92,7 +92,7 @@ static double statistic(const fixture *with, int64_t nodes, int64_t children, do
   gen_drafter arbitrary;
   treeattn_error error;
   assert_int_equal(gen_session_create(with->forward, &session, &error), TREEATTN_OK);
-  assert_int_equal(gen_drafter_recycle(VOCAB, &arbitrary, &error), TREEATTN_OK);
+  assert_int_equal(gen_drafter_recycle(NULL, &arbitrary, &error), TREEATTN_OK);
   assert_int_equal(gen_session_add_drafter(session, &arbitrary, &error), TREEATTN_OK);
   assert_int_equal(gen_drafter_arbitrary(VOCAB, &arbitrary, &error), TREEATTN_OK);
   assert_int_equal(gen_session_add_drafter(session, &arbitrary, &error), TREEATTN_OK);

@@ -192,7 +192,7 @@ static void decode(const fixture *with, int threads, int64_t nodes, int64_t chil
   treeattn_error error;
   memset(rows, 0, sizeof *rows);
   assert_int_equal(gen_session_create(forward, &session, &error), TREEATTN_OK);
-  assert_int_equal(gen_session_add_default_drafters(session, &error), TREEATTN_OK);
+  assert_int_equal(gen_session_add_default_drafters(session, NULL, &error), TREEATTN_OK);
   assert_int_equal(gen_drafter_arbitrary(VOCAB, &arbitrary, &error), TREEATTN_OK);
   assert_int_equal(gen_session_add_drafter(session, &arbitrary, &error), TREEATTN_OK);
   assert_int_equal(gen_session_prompt(session, with->prefix, PREFIX, false, &error), TREEATTN_OK);

@@ -5,6 +5,7 @@
 #include <ggml-cpu.h>
 #include <gguf.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,12 +104,25 @@ static void set_f32(maker *making, const char *name, float value) {
   gguf_set_val_f32(making->file, key, value);
 }
 
-/* Printable bytes stand for themselves; there are no merges but one. */
+/* The last tokens of SentencePiece's vocabulary, one of each type. */
+static void set_last(char (*names)[16], int32_t *types, float *scores, int64_t num) {
+  static const char *const last[] = {"!\"", "#!", "<0x20>", "<bos>"};
+  static const int32_t kinds[] = {1, 4, 6, 3};
+  for (int64_t t = 0; t < 4 && t < num; ++t) {
+    (void)snprintf(names[num - 1 - t], sizeof names[0], "%s", last[t]);
+    types[num - 1 - t] = kinds[t];
+    scores[num - 1 - t] = 1.0f;
+  }
+}
+
+/* Printable bytes stand for themselves; there is one merge: gpt2's tables for llama, SentencePiece's for gemma3. */
 static void set_tokens(maker *making) {
+  const bool pieces = strcmp(making->shape->architecture, "gemma3") == 0;
   const int64_t num = making->shape->vocab_size;
   char(*names)[16] = malloc((size_t)num * sizeof *names);
   const char **pointers = malloc((size_t)num * sizeof *pointers);
   int32_t *types = malloc((size_t)num * sizeof *types);
+  float *scores = malloc((size_t)num * sizeof *scores);
   for (int64_t t = 0; t < num; ++t) {
     if (t < 94) {
       (void)snprintf(names[t], sizeof names[t], "%c", (char)(0x21 + t));
@@ -117,19 +131,29 @@ static void set_tokens(maker *making) {
     }
     pointers[t] = names[t];
     types[t] = 1;
+    scores[t] = -(float)t;
   }
   if (num > 2) {
     (void)snprintf(names[num - 1], sizeof names[0], "!\"");
   }
-  const char *merges[1] = {"! \""};
-  gguf_set_val_str(making->file, "tokenizer.ggml.model", "gpt2");
-  gguf_set_val_str(making->file, "tokenizer.ggml.pre", "smollm");
+  if (pieces) {
+    set_last(names, types, scores, num);
+    gguf_set_arr_data(making->file, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores, (size_t)num);
+    gguf_set_val_bool(making->file, "tokenizer.ggml.add_space_prefix", false);
+    gguf_set_val_bool(making->file, "tokenizer.ggml.add_bos_token", true);
+    gguf_set_val_u32(making->file, "tokenizer.ggml.bos_token_id", (uint32_t)(num < 4 ? 0 : num - 4));
+  } else {
+    const char *merges[1] = {"! \""};
+    gguf_set_arr_str(making->file, "tokenizer.ggml.merges", merges, num > 2 ? 1 : 0);
+  }
+  gguf_set_val_str(making->file, "tokenizer.ggml.model", pieces ? "llama" : "gpt2");
+  gguf_set_val_str(making->file, "tokenizer.ggml.pre", pieces ? "default" : "smollm");
   gguf_set_arr_str(making->file, "tokenizer.ggml.tokens", pointers, (size_t)num);
-  gguf_set_arr_str(making->file, "tokenizer.ggml.merges", merges, num > 2 ? 1 : 0);
   gguf_set_arr_data(making->file, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types, (size_t)num);
   free(names);
   free(pointers);
   free(types);
+  free(scores);
 }
 
 unsigned char *tiny_make(const tiny_shape *shape, size_t *bytes) {
