@@ -3,7 +3,7 @@
 
 set(ta_absent_headers)
 if(NOT APPLE OR NOT TREEATTN_METAL)
-  set(ta_absent_headers PATTERN metal.h EXCLUDE)
+  set(ta_absent_headers PATTERN treeattn_metal.h EXCLUDE)
 endif()
 install(DIRECTORY include/treeattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" ${ta_absent_headers})
 install(TARGETS treeattn treeattn_static EXPORT treeattn-targets

@@ -6,7 +6,7 @@
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
-#include <treeattn/metal.h>
+#include <treeattn/treeattn_metal.h>
 
 #include "device_plan.h"
 

@@ -3,7 +3,7 @@
 #ifndef TESTS_METAL_HARNESS_H
 #define TESTS_METAL_HARNESS_H
 
-#include <treeattn/metal.h>
+#include <treeattn/treeattn_metal.h>
 
 #include "device.h"
 #include "support/harness.h"
