@@ -152,7 +152,9 @@ static treeattn_status settle(const treeattn_plan *plan, const treeattn_cuda_opt
   for (int64_t b = 0; b < plan->num_requests; ++b) {
     most = ta_max_i64(most, plan->requests[b].num_rows * plan->group);
   }
-  settings->block_rows = plan->head_dim_v > 256 ? 64 : asked_rows != 0 ? asked_rows : most > 64 ? 128 : 64;
+  /* With 256 channels one group of 64 rows is faster: the accumulators of two leave no registers to overlap with. */
+  const int32_t chosen_rows = most > 64 && plan->head_dim_v < 256 ? 128 : 64;
+  settings->block_rows = plan->head_dim_v > 256 ? 64 : asked_rows != 0 ? asked_rows : chosen_rows;
   /* Where nothing can be shared the second stage does all the work. */
   settings->tile =
       *path == 90 && ta_cuda_fast_shares((int32_t)plan->head_dim, (int32_t)plan->q_dtype, (int32_t)plan->kv_dtype)
