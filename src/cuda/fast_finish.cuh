@@ -23,7 +23,11 @@ struct finish_layout {
   static constexpr int num_warps = DV > 128 ? 8 : 4;
   static constexpr int threads = 32 * num_warps;
   /* Registers for three on a multiprocessor also let one start beside a block of the first stage that has 64 rows. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int min_blocks = 1; /* there is no first stage to start beside */
+#else
   static constexpr int min_blocks = DV <= 128 ? 3 : 1;
+#endif
   static constexpr int blocks = DV / 8 / num_warps; /* of 8 value channels, in a warp */
   static constexpr int key_stride = D + 8;          /* 16-bit elements; the odd 16 bytes spread the banks */
   static constexpr int value_stride = DV + 8;
