@@ -48,7 +48,7 @@ endforeach()
 set(ta_cuda_arch_sm90 "SHELL:-gencode arch=compute_90a,code=sm_90a")
 
 # Fused operations stand in the source where they are meant. A spill or local memory is a fault of the kernel that has it; the
-# wgmma kernels, whose accumulators leave few registers, still have some at the ends of leaves (docs/performance.md), so that
+# wgmma kernels, whose accumulators leave few registers, still have some (docs/performance.md), so that
 # for them it is a warning.
 add_library(ta_cuda_flags INTERFACE)
 target_compile_options(ta_cuda_flags INTERFACE
